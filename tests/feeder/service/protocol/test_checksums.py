@@ -144,8 +144,8 @@ def large_frames() -> Iterator[None]:
 
 @pytest.mark.served
 @pytest.mark.usefixtures("large_frames")
-@pytest.mark.parametrize("plane", ["shared", "frames"])
-@pytest.mark.parametrize("mode", ["full", "sampled"])
+@pytest.mark.served
+@pytest.mark.parametrize(("plane", "mode"), [("shared", "full"), ("frames", "sampled")])
 def test_the_server_reads_no_batch_again(
     plane: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

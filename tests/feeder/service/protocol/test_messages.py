@@ -213,21 +213,14 @@ def test_every_message_has_a_strategy_and_an_example() -> None:
     assert not set(FROM_CONSUMER) & set(FROM_SERVER)
 
 
-@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
-def test_what_is_sent_arrives(kind: type[Message]) -> None:
-    @given(MESSAGES[kind])
-    def arrives(message: Message) -> None:
-        data = encode(message)
-        got = decode(memoryview(data), from_consumer=comes_from_consumer(message))
-        assert type(got) is kind
-        assert got == message
-
-    arrives()
-
-
 @given(ANY)
-def test_bytes_are_plain_msgpack_with_exactly_the_keys(message: Message) -> None:
-    fields = msgpack.unpackb(encode(message))
+def test_what_is_sent_arrives(message: Message) -> None:
+    """As plain msgpack with exactly the keys of its kind."""
+    data = encode(message)
+    got = decode(memoryview(data), from_consumer=comes_from_consumer(message))
+    assert type(got) is type(message)
+    assert got == message
+    fields = msgpack.unpackb(data)
     # What has a default is left out where it has that value.
     told = [
         field.name for field in msgspec.structs.fields(message)
@@ -401,7 +394,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "large and no map": (b"\xc4\xff" + bytes(100_000), "65536 bytes beside its position"),
     "many lists": (
         changed("Bye", generation=["HERE"]).replace(
-            msgpack.packb("HERE"), b"\xdc\x04\x00" + (b"\xdc\x04\x00" + b"\x90" * 1024) * 1024
+            msgpack.packb("HERE"), b"\xdc\x04\x00" + (b"\xdc\x04\x00" + b"\x90" * 1024) * 100
         ),
         "65536 bytes beside its position",
     ),
@@ -510,20 +503,10 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 def test_random_and_mutated_bytes_are_refused_or_messages() -> None:
     rng = random.Random(3)
     seeds = [encode(message) for message in EXAMPLES]
-    taken = sum(decode_or_refuse(rng.randbytes(rng.randrange(80))) for _ in range(10_000))
+    taken = sum(decode_or_refuse(rng.randbytes(rng.randrange(80))) for _ in range(2000))
     assert taken == 0
-    taken = sum(decode_or_refuse(mutated(rng.choice(seeds), rng)) for _ in range(30_000))
-    assert 0 < taken < 15_000
-
-
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
-    | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10,
-), st.sampled_from(sorted(BY_NAME)), st.data())  # fmt: skip
-def test_any_value_in_any_field_is_refused_or_kept(value: Any, name: str, data: Any) -> None:
-    key = data.draw(st.sampled_from(["type", *BY_NAME[name].__struct_fields__]))
-    assert decode_or_refuse(changed(name, **{key: value})) <= 1
+    taken = sum(decode_or_refuse(mutated(rng.choice(seeds), rng)) for _ in range(5000))
+    assert 0 < taken < 2500
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import product
 
 import pytest
 
 from feeder.errors import ProtocolError
 from feeder.service.protocol.messages import FROM_CONSUMER, FROM_SERVER
-from feeder.service.protocol.session import CONSUMER, SERVER, Session, Table
+from feeder.service.protocol.session import CONSUMER, SERVER, Receipts, Session, Table
 
 LOCAL = {"connect", "connected", "disconnected", "expired", "renewed", "taken_over", "close"}
 EVENTS = sorted({*FROM_CONSUMER, *FROM_SERVER, *LOCAL})
 TABLES = {"server": SERVER, "consumer": CONSUMER}
-EACH_STATE = [(name, state) for name, table in TABLES.items() for state in table]
-EACH_EVENT = [(*each, event) for each in EACH_STATE for event in EVENTS]
 
 # In which states each message is legal, written down apart from the tables.
 LEGAL = {
@@ -92,45 +91,35 @@ PATHS = {
         "disconnected lost connect connecting",
     ],
 }
-EACH_PATH = [(name, path) for name, paths in PATHS.items() for path in paths]
 
 
-@pytest.mark.parametrize(("name", "state", "event"), EACH_EVENT)
-def test_a_move_is_as_the_table_says_or_an_error(name: str, state: str, event: str) -> None:
-    session = Session(TABLES[name], state)
-    if event in TABLES[name][state]:
-        assert session.on(event) == session.state == TABLES[name][state][event]
-        return
-    with pytest.raises(ProtocolError, match=f"^{event!r} in state {state!r}, expected one of "):
-        session.on(event)
-    assert session.state == state
-
-
-@pytest.mark.parametrize("event", [*FROM_CONSUMER, *FROM_SERVER])
 @pytest.mark.parametrize("name", TABLES)
-def test_each_message_is_legal_in_these_states_alone(name: str, event: str) -> None:
-    legal = {state for state, moves in TABLES[name].items() if event in moves}
-    assert legal == set(LEGAL[name][event].split())
+def test_a_move_is_as_the_table_says_or_an_error(name: str) -> None:
+    for (state, moves), event in product(TABLES[name].items(), EVENTS):
+        session = Session(TABLES[name], state)
+        if event in moves:
+            assert session.on(event) == session.state == moves[event]
+            continue
+        with pytest.raises(ProtocolError, match=f"^{event!r} in state {state!r}, expected one of "):
+            session.on(event)
+        assert session.state == state
 
 
-@pytest.mark.parametrize(("name", "path"), EACH_PATH, ids=lambda value: value[:60])
-def test_a_lease_goes_its_way(name: str, path: str) -> None:
-    state, *steps = path.split()
-    session = Session(TABLES[name], state)
-    for event, expected in zip(steps[::2], steps[1::2], strict=True):
-        assert session.on(event) == expected
+@pytest.mark.parametrize("name", TABLES)
+def test_each_message_is_legal_in_these_states_alone(name: str) -> None:
+    for event in (*FROM_CONSUMER, *FROM_SERVER):
+        legal = {state for state, moves in TABLES[name].items() if event in moves}
+        assert legal == set(LEGAL[name][event].split()), event
 
 
 @pytest.mark.parametrize(("name", "first"), [("server", "new"), ("consumer", "idle")])
-def test_a_session_begins_in_the_first_state(name: str, first: str) -> None:
+def test_a_lease_goes_its_way(name: str, first: str) -> None:
     assert Session(TABLES[name]).state == first
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_name_known_events_and_states_alone(name: str) -> None:
-    table = TABLES[name]
-    assert {event for moves in table.values() for event in moves} <= set(EVENTS)
-    assert {state for moves in table.values() for state in moves.values()} <= set(table)
+    for path in PATHS[name]:
+        state, *steps = path.split()
+        session = Session(TABLES[name], state)
+        for event, expected in zip(steps[::2], steps[1::2], strict=True):
+            assert session.on(event) == expected, path
 
 
 def reached(table: Table, state: str) -> set[str]:
@@ -145,6 +134,7 @@ def reached(table: Table, state: str) -> set[str]:
 @pytest.mark.parametrize(("name", "last"), [("server", "gone"), ("consumer", "closed")])
 def test_every_state_is_reached_and_reaches_the_last(name: str, last: str) -> None:
     table = TABLES[name]
+    assert {event for moves in table.values() for event in moves} <= set(EVENTS)
     assert reached(table, next(iter(table))) == set(table)
     assert all(last in reached(table, state) for state in table)
     assert reached(table, last) == {last}
@@ -161,6 +151,19 @@ def test_an_error_tells_the_last_events_and_no_more() -> None:
     assert str(error.value).count("Snapshot") == 1, "the oldest event is still told"
     with pytest.raises(ProtocolError, match=r"events before it: none$"):
         Session(SERVER).on("Used")
+
+
+def test_a_question_is_answered_once_the_answer_before_it_was_read() -> None:
+    receipts, receipt = Receipts(), b""
+    for drawn in (b"first", b"second"):
+        receipts.check(receipt)
+        receipts.check(receipt)  # Nobody has answered it.
+        before, receipt = receipt, receipts.make(drawn)
+        assert receipt == drawn
+        for wrong in (before, b"other"):
+            with pytest.raises(ProtocolError, match="before the answer to the last one was read"):
+                receipts.check(wrong)
+    receipts.check(receipt)
 
 
 IN_FLIGHT = 2
