@@ -53,38 +53,24 @@ def by_state_dict(data: bytes) -> Any:
     make(Pure()).load_state_dict({"feeder": data})
 
 
-FORMS: dict[str, tuple[Callable[[], bytes], Callable[[bytes], Any]]] = {
-    "snapshot": (snapshot_bytes, by_snapshot),
-    "snapshot given to resume": (snapshot_bytes, by_resume),
-    "token": (token_bytes, by_resume),
-    "state dict": (state_bytes, by_state_dict),
+FORMS: dict[str, tuple[Callable[[], bytes], Callable[[bytes], Any], int]] = {
+    "snapshot": (snapshot_bytes, by_snapshot, 1),
+    "snapshot given to resume": (snapshot_bytes, by_resume, 17),
+    "token": (token_bytes, by_resume, 1),
+    "state dict": (state_bytes, by_state_dict, 17),
 }
-all_forms = pytest.mark.parametrize(("make_bytes", "read"), FORMS.values(), ids=FORMS.keys())
-
-
-@all_forms
-def test_whole_bytes_are_read(
-    make_bytes: Callable[[], bytes], read: Callable[[bytes], Any]
-) -> None:
-    read(make_bytes())
-
-
-@all_forms
-def test_every_truncation_is_refused(
-    make_bytes: Callable[[], bytes], read: Callable[[bytes], Any]
-) -> None:
-    data = make_bytes()
-    for length in range(len(data)):
-        with pytest.raises(feeder.SnapshotFormatError):
-            read(data[:length])
+"""What makes the bytes, what reads them, and of how many changes one is tried: those that a feed
+reads by way of another form are read by the same code."""
+all_forms = pytest.mark.parametrize(("make_bytes", "read", "step"), FORMS.values(), ids=FORMS)
 
 
 @all_forms
 def test_every_flipped_bit_is_refused(
-    make_bytes: Callable[[], bytes], read: Callable[[bytes], Any]
+    make_bytes: Callable[[], bytes], read: Callable[[bytes], Any], step: int
 ) -> None:
     data = make_bytes()
-    for bit in range(8 * len(data)):
+    read(data)
+    for bit in range(0, 8 * len(data), step):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(feeder.SnapshotFormatError):
@@ -92,11 +78,14 @@ def test_every_flipped_bit_is_refused(
 
 
 @all_forms
-def test_bytes_too_many_are_refused(
-    make_bytes: Callable[[], bytes], read: Callable[[bytes], Any]
+def test_every_truncation_is_refused(
+    make_bytes: Callable[[], bytes], read: Callable[[bytes], Any], step: int
 ) -> None:
-    with pytest.raises(feeder.SnapshotFormatError):
-        read(make_bytes() + b"\0")
+    """And bytes too many."""
+    data = make_bytes()
+    for changed in (data + b"\0", *(data[:length] for length in range(0, len(data), step))):
+        with pytest.raises(feeder.SnapshotFormatError):
+            read(changed)
 
 
 def reseal(data: bytes, *, version: int = 1, body: bytes | None = None) -> bytes:
@@ -106,23 +95,18 @@ def reseal(data: bytes, *, version: int = 1, body: bytes | None = None) -> bytes
     return b"FEEDSNAP" + numbers + xxhash.xxh3_128_digest(numbers + body) + body
 
 
-def test_resealing_is_what_the_format_does() -> None:
+def test_a_snapshot_of_a_newer_version_is_refused() -> None:
+    """And a token."""
     assert reseal(snapshot_bytes()) == snapshot_bytes()
-
-
-@pytest.mark.parametrize("version", [2, 1000])
-def test_a_snapshot_of_a_newer_version_is_refused(version: int) -> None:
-    with pytest.raises(feeder.SnapshotFormatError) as caught:
-        by_snapshot(reseal(snapshot_bytes(), version=version))
-    assert str(caught.value) == f"snapshot has version {version}, expected 1; update feeder"
-
-
-def test_a_token_of_a_newer_version_is_refused() -> None:
+    for version in (2, 1000):
+        told = f"^snapshot has version {version}, expected 1; update feeder$"
+        with pytest.raises(feeder.SnapshotFormatError, match=told):
+            by_snapshot(reseal(snapshot_bytes(), version=version))
     token = bytearray(token_bytes())
     token[2] = 4
-    with pytest.raises(feeder.SnapshotFormatError) as caught:
+    told = "^token has version 4, expected at most 3; update feeder$"
+    with pytest.raises(feeder.SnapshotFormatError, match=told):
         by_resume(bytes(token))
-    assert str(caught.value) == "token has version 4, expected at most 3; update feeder"
 
 
 def test_a_body_that_makes_no_sense_is_refused_under_a_right_digest() -> None:
@@ -146,33 +130,23 @@ def test_what_is_no_snapshot_is_told_by_its_length() -> None:
     assert str(caught.value) == "104 bytes are no snapshot, expected b'FEEDSNAP'..."
 
 
-KEYS = "expected {'feeder': bytes}, as state_dict() of a coordinator gives it"
-BYTES = "expected {'feeder': bytes}: make bytes of it, of an array by its tobytes()"
 NO_STATE_DICTS = [
     (None, "state dict is NoneType, expected {'feeder': bytes}"),
-    ([], "state dict is list, expected {'feeder': bytes}"),
     (b"", "state dict is bytes, expected {'feeder': bytes}"),
-    ("feeder", "state dict is str, expected {'feeder': bytes}"),
-    ({}, f"state dict has the keys [], {KEYS}"),
-    ({"model": 1, "feed": b""}, f"state dict has the keys ['model', 'feed'], {KEYS}"),
-    ({"feeder": None}, f"state dict holds NoneType, {BYTES}"),
-    ({"feeder": bytearray(9)}, f"state dict holds bytearray, {BYTES}"),
-    ({"feeder": np.zeros(9, np.uint8)}, f"state dict holds ndarray, {BYTES}"),
+    ({}, "state dict has the keys [], expected {'feeder': bytes}, as "),
+    ({"model": 1, "feed": b""}, "state dict has the keys ['model', 'feed'], expected {"),
+    ({"feeder": None}, "state dict holds NoneType, expected {'feeder': bytes}: make bytes of it"),
+    ({"feeder": np.zeros(9, np.uint8)}, "state dict holds ndarray, expected {'feeder': bytes}: "),
+    (dict.fromkeys(map(str, range(1000)), b""), "state dict has the keys ['0', '1', "),
 ]
 
 
-@pytest.mark.parametrize(("state_dict", "told"), NO_STATE_DICTS, ids=repr)
+@pytest.mark.parametrize(("state_dict", "told"), NO_STATE_DICTS, ids=range(len(NO_STATE_DICTS)))
 def test_what_is_no_state_dict_is_refused(state_dict: Any, told: str) -> None:
     for loader in (make(Pure()), make(Pure())["train"]):
         with pytest.raises(feeder.SnapshotFormatError) as caught:
             loader.load_state_dict(state_dict)
-        assert str(caught.value) == told
-
-
-def test_of_a_dict_with_many_keys_some_are_named() -> None:
-    with pytest.raises(feeder.SnapshotFormatError) as caught:
-        make(Pure()).load_state_dict(dict.fromkeys(map(str, range(1000)), b""))
-    assert len(str(caught.value)) < 200
+        assert str(caught.value).startswith(told) and len(str(caught.value)) < 200
 
 
 def test_a_snapshot_goes_through_bytes_and_a_file_unchanged(tmp_path: Path) -> None:
@@ -214,31 +188,24 @@ def test_a_checkpoint_overwrites_the_one_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["missing/feed.snap", "folder"])
 def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(feeder.CheckpointError) as caught:
-        feed_to(1).checkpoint(tmp_path / name)
-    assert str(caught.value).startswith(f"cannot write snapshot {str(tmp_path / name)!r}: ")
-    assert isinstance(caught.value.__cause__, OSError)
+    path = str(tmp_path / name)
+    for what, call in {
+        "write": lambda: feed_to(1).checkpoint(path),
+        "read": lambda: make(Pure(), resume=f"{path}.not there"),
+    }.items():
+        with pytest.raises(feeder.CheckpointError) as caught:
+            call()
+        assert str(caught.value).startswith(f"cannot {what} snapshot '{path}")
+        assert isinstance(caught.value.__cause__, OSError)
     assert os.listdir(tmp_path) == ["folder"]
 
 
-def test_a_snapshot_that_cannot_be_read_is_a_checkpoint_error(tmp_path: Path) -> None:
-    with pytest.raises(feeder.CheckpointError) as caught:
-        make(Pure(), resume=tmp_path / "missing")
-    assert str(caught.value).startswith(f"cannot read snapshot {str(tmp_path / 'missing')!r}: ")
-    assert isinstance(caught.value.__cause__, OSError)
-
-
 def test_the_text_of_a_position_is_no_path_and_not_shown_in_full() -> None:
-    state = make(Pure()).state_dict()
     with pytest.raises(feeder.CheckpointError) as caught:
-        make(Pure(), resume=str(state))
+        make(Pure(), resume=str(make(Pure()).state_dict()))
     told = str(caught.value)
     assert told.endswith("that is there, or give a position itself and not its text")
-    assert told.count("FEEDSNAP") == 1
-    assert len(told) < 300
-
-
-def test_a_path_with_nul_is_a_checkpoint_error() -> None:
+    assert told.count("FEEDSNAP") == 1 and len(told) < 300
     with pytest.raises(feeder.CheckpointError, match="null byte; name a file, or a folder"):
         make(Pure(), resume="a\0b")
 
@@ -286,21 +253,17 @@ def test_leftover_rows_of_any_dtype_are_held(dtype: str) -> None:
         assert np.array_equal(batch["x"], rows[4:])
 
 
-@pytest.mark.parametrize("row_bytes", [65_535, 65_537, 300_000, 2**20, 2**20 + 1, 2**21 + 100])
+@pytest.mark.parametrize("row_bytes", [65_535, 65_537, 2**20 + 1])
 def test_every_byte_of_large_leftover_rows_is_in_the_digest(row_bytes: int) -> None:
     rows = np.random.default_rng(row_bytes).integers(0, 256, (5, row_bytes), np.uint8)
-
-    def fetch(call: feeder.Call) -> Any:
-        return (rows,)
-
-    with make(fetch, ["x"], epochs=None) as coordinator:
+    with make(lambda call: (rows,), ["x"], epochs=None) as coordinator:
         next(coordinator["train"])
         data = bytes(coordinator.snapshot())
     assert reseal(data) == data
     (left,) = feeder.Snapshot.from_bytes(data).states[0].rows or ()
     assert np.array_equal(left, rows[4:])
     damaged = bytearray(data)
-    for at in (-1, -65_536, -row_bytes // 2, -row_bytes):
+    for at in (-1, -65_535, -row_bytes // 2, -row_bytes):
         damaged[at] ^= 1
         with pytest.raises(feeder.SnapshotFormatError, match="corrupt"):
             by_snapshot(bytes(damaged))
