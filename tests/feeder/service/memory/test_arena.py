@@ -6,13 +6,9 @@ import fcntl
 import mmap
 import os
 import resource
-import subprocess
-import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,33 +20,12 @@ from feeder.service.memory.arena import SLOTS_PER_ARENA, Arena, ArenaSlot, Arena
 from feeder.service.memory.memfd import Pages
 from feeder.workers.stats import Stopwatch
 from feeder.workers.stream.chunks import Column, Columns, columns_like
+from small import WAIT_S, Aside
 
-WAIT_S = 10.0
 COLUMNS = (
     Column(name="id", axis=0, dtype=np.dtype(np.int64), shape=()),
     Column(name="image", axis=1, dtype=np.dtype(np.uint8), shape=(3, 2)),
 )
-
-READER = """
-import fcntl, mmap, os, sys
-fd, size = int(sys.argv[1]), int(sys.argv[2])
-def refused(deed):
-    try:
-        deed()
-    except OSError:
-        return True
-    return False
-assert refused(lambda: mmap.mmap(fd, size))
-assert refused(lambda: os.ftruncate(fd, 0))
-assert refused(lambda: os.ftruncate(fd, 2 * size))
-assert refused(lambda: os.pwrite(fd, b"x", 0))
-def reopened():
-    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-    mmap.mmap(other, size)
-assert refused(reopened)
-assert refused(lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE))
-assert mmap.mmap(fd, size, prot=mmap.PROT_READ)[:5] == b"fed 1"
-"""
 
 
 def make(num_slots: int = 2, **settings: Any) -> ArenaSlots:
@@ -84,7 +59,7 @@ class Waits(Stopwatch):
         self.begun.set()
 
 
-def wait_aside(slots: ArenaSlots) -> tuple[threading.Thread, list[Any]]:
+def wait_aside(slots: ArenaSlots) -> Aside:
     """Take a slot of queue 0, of which none is free, in a thread; returns when that waits."""
     assert slots.take_slot(0, COLUMNS, 4) is None
     slots.waited = waits = Waits()
@@ -93,35 +68,35 @@ def wait_aside(slots: ArenaSlots) -> tuple[threading.Thread, list[Any]]:
         slots.wait_for_slot(0)
         return slots.take_slot(0, COLUMNS, 4)
 
-    thread, outcome = aside(deed)
+    waiting = Aside(deed)
     assert waits.begun.wait(WAIT_S)
-    return thread, outcome
-
-
-def aside(deed: Any) -> tuple[threading.Thread, list[Any]]:
-    """Do something in a thread; what came of it is in the list when the thread has ended."""
-    outcome: list[Any] = []
-
-    def body() -> None:
-        try:
-            outcome.append(deed())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    return thread, outcome
+    return waiting
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("num_reserved", [None, 4096, 2**16])
 def test_who_has_the_descriptor_can_read_and_nothing_else(num_reserved: int | None) -> None:
     arena = Arena(4096, 2, 0, None if num_reserved is None else Pages(num_reserved))
-    arena.memory[:5] = b"fed 1"
-    command = [sys.executable, "-c", READER, str(arena.descriptor), str(arena.num_bytes)]
-    subprocess.run(command, check=True, pass_fds=[arena.descriptor], timeout=WAIT_S)
-    arena.memory[:5] = b"fed 2"
-    memory, descriptor = arena.memory, arena.descriptor
+    memory, descriptor, size = arena.memory, arena.descriptor, arena.num_bytes
+    assert os.fstat(descriptor).st_nlink == 0, "it has a name, and outlives a server that is killed"
+    memory[:5] = b"fed 1"
+
+    def open_anew() -> None:
+        with open(f"/proc/self/fd/{descriptor}", "r+b", buffering=0) as other:
+            mmap.mmap(other.fileno(), size)
+
+    forbidden: list[Callable[[], Any]] = [
+        lambda: mmap.mmap(descriptor, size), open_anew,
+        lambda: os.pwrite(descriptor, b"x", 0),
+        lambda: os.ftruncate(descriptor, 0), lambda: os.ftruncate(descriptor, 2 * size),
+        lambda: fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE),
+    ]  # fmt: skip
+    for deed in forbidden:
+        with pytest.raises(OSError):
+            deed()
+    with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as reader:
+        assert reader[:5] == b"fed 1"
+    memory[:5] = b"fed 2"
     del arena
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
@@ -203,33 +178,6 @@ def test_a_kernel_without_the_seal_against_writers_is_said_once(
         seals = fcntl.fcntl(arena.descriptor, fcntl.F_GET_SEALS)
         assert seals == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
     assert len([line for line in caplog.messages if "does not seal" in line]) == 1
-
-
-@pytest.mark.process
-def test_the_memory_of_a_killed_server_is_freed() -> None:
-    def shmem() -> int:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:"))
-
-    code = (
-        "import sys; from feeder.service.memory.memfd import Arena;"
-        "arena = Arena(2**20, 384); arena.back(383);"
-        "print('made', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        files = [os.stat(path) for path in Path(f"/proc/{child.pid}/fd").iterdir()]
-        assert max(file.st_blocks * 512 for file in files if not file.st_nlink) >= 384 * 2**20
-        before = shmem()
-        child.kill()
-    # The whole system's, in which others have memory too, and let go of it.
-    ends = time.monotonic() + WAIT_S
-    while before - shmem() < 256 * 1024:
-        assert time.monotonic() < ends
-        threading.Event().wait(0.05)
 
 
 def test_a_batch_is_where_its_slot_says() -> None:
@@ -328,11 +276,10 @@ def test_of_a_run_that_has_ended_only_those_are_waited_for_who_were_sent_the_slo
 def test_who_finds_no_free_slot_is_told_so_and_may_wait() -> None:
     slots = make(1)
     batch = lend(slots)
-    thread, outcome = wait_aside(slots)
+    waiting = wait_aside(slots)
     slots.release(0, [batch.number])
     slots.wake(hungry=True)
-    thread.join(WAIT_S)
-    assert outcome == [batch]
+    assert waiting.result() is batch
 
 
 def test_a_slot_that_came_back_before_the_wait_is_not_waited_for() -> None:
@@ -342,19 +289,17 @@ def test_a_slot_that_came_back_before_the_wait_is_not_waited_for() -> None:
     assert slots.take_slot(0, COLUMNS, 4) is None
     slots.release(0, [batch.number])
     slots.wake(hungry=True)
-    thread, _ = aside(lambda: slots.wait_for_slot(0))
-    thread.join(WAIT_S)
-    assert not thread.is_alive()
+    Aside(lambda: slots.wait_for_slot(0)).result()
     assert take(slots) is batch
 
 
 def test_close_ends_a_wait_and_reopen_frees_what_was_not_sent() -> None:
     slots = make(2)
     sent, unsent = lend(slots), take(slots)
-    thread, outcome = wait_aside(slots)
+    waiting = wait_aside(slots)
     slots.close()
-    thread.join(WAIT_S)
-    assert isinstance(outcome[0], ClosedError)
+    with pytest.raises(ClosedError):
+        waiting.result()
     with pytest.raises(ClosedError):
         slots.take_slot(1, COLUMNS, 4)
     slots.reopen()
@@ -382,8 +327,9 @@ def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
     monkeypatch.undo()
     slots.reopen()
     assert slots.num_leased == 0
-    slots.take_slot(0, COLUMNS, 4)
-    slots.take_slot(0, COLUMNS, 4)
+    slots.free(0, take(slots))
+    assert slots.num_leased == 0
+    assert take(slots) is not take(slots)
 
 
 def test_after_a_run_that_has_not_used_all_slots_those_are_taken_first_that_it_has() -> None:
@@ -404,10 +350,9 @@ def test_a_retired_arena_is_never_written_again() -> None:
     take(slots, 1)
     with mmap.mmap(old.arena.descriptor, 0, prot=mmap.PROT_READ) as reader:
         before = reader[:]
-        thread, outcome = wait_aside(slots)
+        waiting = wait_aside(slots)
         slots.retire(0)
-        thread.join(WAIT_S)
-        (new,) = outcome
+        new = waiting.result()
         assert new.arena is not old.arena
         new.memory[:] = b"\xff" * len(new.memory)
         slots.release(0, [old.number, old.number])
@@ -467,12 +412,6 @@ def test_a_consumer_that_leaves_while_memory_is_asked_for_is_no_error(
     monkeypatch.undo()
     slots.free(0, slot)
     assert take(slots, 0, large, 1).arena is not old.arena
-
-
-def test_a_batch_that_is_not_sent_frees_its_slot() -> None:
-    slots = make()
-    slots.free(0, take(slots))
-    assert slots.num_leased == 0
 
 
 def test_a_larger_batch_opens_an_arena_twice_as_large() -> None:

@@ -129,8 +129,8 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     garbage.gc.stop()
 
 
-@pytest.mark.parametrize("how", ["off", "sampled", "full"])
-@pytest.mark.parametrize("scheme", ["ipc", "tcp"])
+@pytest.mark.served
+@pytest.mark.parametrize(("scheme", "how"), [("ipc", "off"), ("tcp", "sampled"), ("ipc", "full")])
 def test_in_frames_large_columns_are_copied_nowhere(
     scheme: str, how: str, copied: list[tuple[int, ...]]
 ) -> None:
@@ -152,9 +152,10 @@ def test_in_frames_large_columns_are_copied_nowhere(
     assert (ROWS, *LABEL) in copied
 
 
+@pytest.mark.served
 @pytest.mark.usefixtures("copied")
 def test_a_chunk_goes_when_its_batch_has_been_used() -> None:
-    fetch, num_calls = Fetch(60), 60
+    fetch, num_calls = Fetch(40), 40
     with (
         serving(lambda: make(fetch, ["label", "image"], ROWS, max_buffered_batches=4)) as server,
         reading(server, plane="frames", credit=2) as consumer,
@@ -172,30 +173,21 @@ def test_a_chunk_goes_when_its_batch_has_been_used() -> None:
     assert not fetch.alive
 
 
+@pytest.mark.served
 @pytest.mark.usefixtures("copied")
-@pytest.mark.parametrize("planes", [("frames", "shared", "frames"), ("shared", "frames", "shared")])
-def test_a_queue_goes_on_over_another_plane(planes: tuple[str, ...]) -> None:
+def test_a_queue_goes_on_over_another_plane() -> None:
+    """And its batches outlive their consumers and their server."""
     state, got = None, []
     with serving(lambda: make(Fetch(12), ["label", "image"], ROWS)) as server:
-        for plane in planes:
+        for plane in ("frames", "shared", "frames"):
             with reading(server, plane=plane, resume=state) as consumer:
                 for _ in range(4):
                     got.append(next(consumer))
                 state = consumer.state_dict()
-    assert [batch.step for batch in got] == list(range(12))
-    assert all(np.array_equal(got[i]["image"], chunk(i)[1]) for i in range(12))
-
-
-@pytest.mark.usefixtures("copied")
-def test_batches_outlive_their_consumer_and_its_server() -> None:
-    with (
-        serving(lambda: make(Fetch(3), ["label", "image"], ROWS)) as server,
-        reading(server, plane="frames") as consumer,
-    ):
-        batches = list(consumer)
     del consumer, server
     gc.collect()
-    assert all(np.array_equal(batches[i]["image"], chunk(i)[1]) for i in range(3))
+    assert [batch.step for batch in got] == list(range(12))
+    assert all(np.array_equal(got[i]["image"], chunk(i)[1]) for i in range(12))
 
 
 @pytest.mark.parametrize(
