@@ -233,7 +233,7 @@ RAW: dict[str, bytes] = {
 }
 
 
-@schemes
+@pytest.mark.parametrize("scheme", ["tcp"])
 def test_whatever_a_raw_connection_sends_it_is_hung_up(address: str) -> None:
     """All at once: some of them are waited for until their handshake has taken too long."""
     socks = {name: raw_socket(address) for name in RAW}
