@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ import feeder
 from crashes.positions import snapshot_at, step_of
 from feeder.checkpoint.format import Receipt
 from feeder.checkpoint.store import CheckpointStore
+from project import ROOT
 from sealing import reseal
-from small import Aside
+from small import WAIT_S, Aside
 
 
 def modes(folder: Path) -> dict[str, str]:
@@ -132,65 +136,58 @@ def test_files_and_folders_are_this_users_alone(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("url", ["{}", "file://{}", "file://localhost{}"])
-def test_a_folder_is_named_by_a_path_or_a_url(url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "with a space"
-    place = url.format(str(folder) if url == "{}" else str(folder).replace(" ", "%20"))
-    with CheckpointStore(place) as store:
-        store.put("a", {})
-    assert (folder / "a").exists()
+def test_a_folder_is_named_by_a_path_or_a_url(tmp_path: Path) -> None:
+    for number, url in enumerate(["{}", "file://{}", "file://localhost{}"]):
+        folder = tmp_path / f"with a space {number}"
+        place = url.format(str(folder) if url == "{}" else str(folder).replace(" ", "%20"))
+        with CheckpointStore(place) as store:
+            store.put("a", {})
+        assert (folder / "a").exists()
+    for url, told in {
+        "http://host/x": "'http://host/x' cannot be the place of checkpoints, expected a path, ",
+        "file://host/x": "'file://host/x' names host 'host', expected file:///PATH",
+        "s3://": "'s3://' cannot be the place of checkpoints, expected a path, file:///PATH, s3:",
+        "": "'' cannot be the folder of checkpoints, expected a path",
+        "a\0b": "'a\\x00b' cannot be the folder of checkpoints, expected a path",
+    }.items():
+        with pytest.raises(feeder.ConfigError) as caught:
+            CheckpointStore(url)
+        assert str(caught.value).startswith(told)
 
 
-@pytest.mark.parametrize(
-    ("url", "told"),
-    [
-        ("http://host/x", "'http://host/x' cannot be the place of checkpoints, expected a path, "),
-        ("file://host/x", "'file://host/x' names host 'host', expected file:///PATH"),
-        ("s3://", "'s3://' cannot be the place of checkpoints, expected a path, file:///PATH, s3:"),
-        ("", "'' cannot be the folder of checkpoints, expected a path"),
-        ("a\0b", "'a\\x00b' cannot be the folder of checkpoints, expected a path"),
-    ],
-)
-def test_other_places_are_refused(url: str, told: str) -> None:
-    with pytest.raises(feeder.ConfigError) as caught:
-        CheckpointStore(url)
-    assert str(caught.value).startswith(told)
+NO_SETTINGS: list[dict[str, Any]] = [
+    {"keep": 0}, {"keep": True}, {"keep": "2"}, {"writer": ""}, {"writer": "a/b"},
+    {"writer": ".a"}, {"writer": None}, {"retry_s": 0}, {"retry_s": "1"},
+]  # fmt: skip
 
 
-NO_SETTINGS = [{"keep": 0}, {"keep": True}, {"keep": "2"}, {"writer": ""}, {"writer": "a/b"},
-               {"writer": ".a"}, {"writer": None}, {"retry_s": 0}, {"retry_s": "1"}]  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    for settings in NO_SETTINGS:
+        (name,) = settings
+        with pytest.raises(feeder.ConfigError, match=f"^{name} is "):
+            CheckpointStore(tmp_path, **settings)
 
 
-@pytest.mark.parametrize("settings", NO_SETTINGS, ids=str)
-def test_settings_that_make_no_sense_are_refused(settings: Any, tmp_path: Path) -> None:
-    (name,) = settings
-    with pytest.raises(feeder.ConfigError, match=f"^{name} is "):
-        CheckpointStore(tmp_path, **settings)
+NO_NAMES: list[Any] = ["", ".", "..", "../a", "a/../b", "/a", "a/", "a//b", "a\0", ".a", "a/.b",
+    "a b", "ä", "a" * 65, "/".join(["a"] * 300), "a\n", None, 3, b"a"]  # fmt: skip
+NO_PREFIXES: list[Any] = ["..", "../a", "a/../", "/", "\0", ".", "a b", None]
 
 
-NO_NAMES = ["", ".", "..", "../a", "a/../b", "/a", "a/", "a//b", "a\0", ".a", "a/.b", "a b", "ä",
-            "a" * 65, "/".join(["a"] * 300), "a\n", None, 3, b"a"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NO_NAMES, ids=repr)
-def test_names_that_lead_anywhere_else_are_refused(name: Any, tmp_path: Path) -> None:
+def test_names_that_lead_anywhere_else_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     store = CheckpointStore(folder)
     calls: list[Callable[[Any], Any]] = [
         store.get, store.verify, store.exists, store.remove, store.entry_names, store.load,
         lambda name: store.put(name, {}),
     ]  # fmt: skip
-    for call in calls if name is not None else calls[:-2]:
-        with pytest.raises(feeder.CheckpointError, match="cannot be the name of a checkpoint"):
-            call(name)
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("prefix", ["..", "../a", "a/../", "/", "\0", ".", "a b", None], ids=repr)
-def test_prefixes_that_lead_anywhere_else_are_refused(prefix: Any, tmp_path: Path) -> None:
-    for call in (CheckpointStore(tmp_path).names, CheckpointStore(tmp_path).latest):
+    for name in NO_NAMES:
+        for call in calls if name is not None else calls[:-2]:
+            with pytest.raises(feeder.CheckpointError, match="cannot be the name of a checkpoint"):
+                call(name)
+    for prefix, list_names in product(NO_PREFIXES, (store.names, store.latest)):
         with pytest.raises(feeder.CheckpointError, match="no name of a checkpoint begins with"):
-            call(prefix)
+            list_names(prefix)
+    assert not folder.exists()
 
 
 def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
@@ -387,6 +384,36 @@ def test_a_lock_ends_with_its_store_though_a_child_of_its_process_lives_on(tmp_p
     finally:
         os.close(writing)
         os.waitpid(child, 0)
+
+
+FORKER = """
+import os, sys
+from feeder.checkpoint.store import CheckpointStore
+store = CheckpointStore(sys.argv[1])
+store.put("mine", {})
+if os.fork():
+    os.wait()
+else:
+    print("forked", flush=True)
+    sys.stdin.read()
+    print("the child ends", flush=True)
+"""
+
+
+@pytest.mark.process
+def test_a_child_that_outlives_a_killed_trainer_does_not_hold_its_lock(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKER, str(tmp_path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as trainer:
+        assert trainer.stdout is not None and trainer.stdin is not None
+        assert trainer.stdout.readline() == "forked\n"
+        trainer.kill()
+        trainer.wait(WAIT_S)
+        with CheckpointStore(tmp_path) as other:
+            other.put("other", {})
+        trainer.stdin.close()
+        assert trainer.stdout.readline() == "the child ends\n"
 
 
 def test_the_public_name_is_the_store() -> None:

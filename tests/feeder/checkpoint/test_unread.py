@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,10 @@ from feeder.durable import Fs, OsFs
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
 from jobs import NODES, make_three
 
-CALLS: dict[str, Callable[[CheckpointStore], Any]] = {
-    "latest": lambda store: store.latest(),
-    "names": lambda store: store.names(),
-    "exists": lambda store: store.exists("feed.00000001"),
-    "load": lambda store: store.load(),
-}
+CALLS: list[Callable[[CheckpointStore], Any]] = [
+    CheckpointStore.latest, CheckpointStore.names, CheckpointStore.load,
+    lambda store: store.exists("feed.00000001"),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -54,16 +54,51 @@ class Refusing(OsFs):
             raise OSError(self._error, os.strerror(self._error))
 
 
-@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+class Unreadable(OsFs):
+    """A file of some name can be opened, and its bytes cannot be read."""
+
+    def __init__(self, error: int, name: str) -> None:
+        self._error, self._name = error, name
+        self._files: set[int] = set()
+
+    def open(self, name: str, folder: int, flags: int = os.O_RDONLY) -> int:
+        file = super().open(name, folder, flags)
+        (self._files.add if name == self._name else self._files.discard)(file)
+        return file
+
+    def read_into(self, file: int, buffer: memoryview, at: int) -> int:
+        # What it is can be read, and the rest cannot.
+        if file in self._files and at + len(buffer) > 8:
+            raise OSError(self._error, os.strerror(self._error))
+        return super().read_into(file, buffer, at)
+
+
 @pytest.mark.parametrize("refused", ["feed.00000001", "store"])
-def test_what_cannot_be_opened_is_not_nothing(
-    folder: Path, error: int, call: Callable[[CheckpointStore], Any], refused: str
+def test_what_cannot_be_opened_is_not_nothing(folder: Path, refused: str) -> None:
+    for error, call in product((errno.EACCES, errno.EIO, errno.ESTALE), CALLS):
+        store = CheckpointStore(folder, fs=Refusing(error, refused))
+        with pytest.raises(feeder.CheckpointError, match=os.strerror(error)) as caught:
+            call(store)
+        assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", [errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.ENOMEM], ids=errno.errorcode.get
+)
+def test_bytes_that_may_be_read_later_are_not_passed_over(folder: Path, error: int) -> None:
+    store = CheckpointStore(folder, fs=Unreadable(error, "feed.00000001"))
+    for call in (store.load, store.latest):
+        with pytest.raises(feeder.CheckpointError, match=os.strerror(error)) as caught:
+            call()
+        assert "feed.00000001" in str(caught.value)
+
+
+def test_a_bad_sector_is_damage_and_passed_over(
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = CheckpointStore(folder, fs=Refusing(error, refused))
-    with pytest.raises(feeder.CheckpointError, match=os.strerror(error)) as caught:
-        call(store)
-    assert str(folder) in str(caught.value)
+    store = CheckpointStore(folder, fs=Unreadable(errno.EIO, "feed.00000001"))
+    assert (store.latest(), step_of(store.load())) == ("feed.00000000", 0)
+    assert "passed over: cannot read checkpoint" in caplog.text
 
 
 def test_a_folder_that_cannot_be_opened_is_not_empty(folder: Path) -> None:
@@ -77,14 +112,13 @@ def test_a_folder_that_cannot_be_opened_is_not_empty(folder: Path) -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO], ids=errno.errorcode.get)
-def test_the_newest_whose_bytes_cannot_be_read_is_not_nothing(tmp_path: Path, error: int) -> None:
+def test_the_newest_whose_bytes_cannot_be_read_is_not_nothing(tmp_path: Path) -> None:
     with CheckpointStore(tmp_path) as store:
         store.put("only", {"x": b"something"})
-    counting = FailingFs("read", 1000, error)
+    counting = FailingFs("read", 1000, errno.EIO)
     assert CheckpointStore(tmp_path, fs=counting).latest() == "only"
     assert counting.calls["read"] > 3
-    for number in range(1, counting.calls["read"] + 1):
+    for error, number in product((errno.EACCES, errno.EIO), range(1, counting.calls["read"] + 1)):
         store = CheckpointStore(tmp_path, fs=FailingFs("read", number, error, lasting=True))
         with pytest.raises(feeder.CheckpointError, match=os.strerror(error)):
             store.latest()
@@ -131,21 +165,21 @@ def put_under(monkeypatch: pytest.MonkeyPatch, fs: Fs) -> None:
         monkeypatch.setattr(f"feeder.{module}.OsFs", lambda: fs)
 
 
-@pytest.mark.parametrize("refused", ["trainer_1.4", "trainer_0.g1.4", "manifests"])
-@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO], ids=errno.errorcode.get)
 def test_an_epoch_that_cannot_be_read_is_not_missing(
-    trained: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch, error: int, refused: str
+    trained: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_under(monkeypatch, Refusing(error, refused))
-    manager = MultiNodeCheckpointManager(trained._db_prefix, trained._location.db_type)
-    manager.set_params(NODES)
-    calls: list[Callable[[], Any]] = [
-        lambda: manager.exists(4), manager.get_resume_from_epoch_id,
-        lambda: manager.load_blobs_locally(NODES, ["trainer_1/total"], 4, LocalSession()),
-    ]  # fmt: skip
-    for call in calls:
-        with pytest.raises(feeder.CheckpointError, match=os.strerror(error)):
-            call()
+    files = ("trainer_1.4", "trainer_0.g1.4", "manifests")
+    for refused, error in product(files, (errno.EACCES, errno.EIO)):
+        put_under(monkeypatch, Refusing(error, refused))
+        manager = MultiNodeCheckpointManager(trained._db_prefix, trained._location.db_type)
+        manager.set_params(NODES)
+        calls: list[Callable[[], Any]] = [
+            partial(manager.exists, 4), manager.get_resume_from_epoch_id,
+            partial(manager.load_blobs_locally, NODES, ["trainer_1/total"], 4, LocalSession()),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(feeder.CheckpointError, match=os.strerror(error)):
+                call()
 
 
 def test_a_bad_sector_is_no_missing_part(
