@@ -5,6 +5,7 @@ It says after each batch how many it has had, and takes the next when it is told
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import sys
@@ -14,6 +15,15 @@ from typing import Any
 import feeder
 from feeder.checkpoint.store import CheckpointStore
 from small import Pure, make
+
+
+class TellingStore(CheckpointStore):
+    """A store that says what it has stored."""
+
+    def save(self, *args: Any, **kwargs: Any) -> str:
+        name = super().save(*args, **kwargs)
+        print("stored", flush=True)
+        return name
 
 
 class HangingStore(CheckpointStore):
@@ -31,15 +41,19 @@ def say_and_end(number: int, frame: Any) -> None:
     sys.exit(7)
 
 
-def wait_to_be_told() -> None:
-    """Python acts on a signal that came just before a read when that returns: so none is long."""
-    while not select.select([sys.stdin], [], [], 0.05)[0]:
-        pass
+def wait_to_be_told(signals: int) -> None:
+    """Python acts on a signal that came just before a wait when that returns: each one ends it."""
+    while sys.stdin not in select.select([sys.stdin, signals], [], [])[0]:
+        os.read(signals, 64)
     sys.stdin.readline()
 
 
 def main(how: str, folder: str) -> None:
-    store = HangingStore(folder) if how == "hanging" else CheckpointStore(folder)
+    kinds = {"hanging": HangingStore, "ignored": TellingStore}
+    store = kinds.get(how, CheckpointStore)(folder)
+    signals, number = os.pipe()
+    os.set_blocking(number, False)
+    signal.set_wakeup_fd(number)
     if how == "own handler":
         signal.signal(signal.SIGTERM, say_and_end)
     if how == "ignored":
@@ -48,7 +62,7 @@ def main(how: str, folder: str) -> None:
     with make(Pure(num_calls=1000), epochs=None, coordinator=coordinator):
         for batch in coordinator["train"]:
             print(batch.step + 1, flush=True)
-            wait_to_be_told()
+            wait_to_be_told(signals)
 
 
 if __name__ == "__main__":
