@@ -15,29 +15,33 @@ ROOT = Path(__file__).resolve().parents[2]
 _numbers = count()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def endpoint() -> Iterator[str]:
-    """The address of a server, with a bucket named 'bucket'; it is also in the environment."""
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of a server, with a bucket named 'bucket'; one for all tests."""
     command = [sys.executable, "-m", "objects.server"]
     env = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    with (
-        subprocess.Popen(
-            command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        ) as process,
-        pytest.MonkeyPatch.context() as patch,
-    ):  # fmt: skip
+    with subprocess.Popen(
+        command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
         host, port = process.stdout.readline().split()
         address = f"http://{host}:{port}"
-        use(patch, address)
         with urllib.request.urlopen(urllib.request.Request(f"{address}/bucket", method="PUT")):
             pass
-        warm_up()
         yield address
         process.stdin.close()
         process.wait(20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def endpoint(s3_server: str) -> Iterator[str]:
+    """The server's address, which is also in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        use(patch, s3_server)
+        warm_up()
+        yield s3_server
 
 
 def use(patch: pytest.MonkeyPatch, address: str) -> None:

@@ -58,12 +58,12 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-@pytest.mark.parametrize("url", ["memory", "s3"], indirect=True)
-def test_as_many_requests_are_made_beside_100_epochs_as_beside_10(
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+def test_as_many_requests_are_made_beside_many_epochs_as_beside_few(
     requests: Counter[str], url: str
 ) -> None:
     seen = []
-    for num in (10, 100):
+    for num in (5, 30):
         with with_epochs(num, f"{url}/{num}")[0] as session:
             manager = MultiNodeCheckpointManager(f"{url}/{num}")
             session.run(manager.init(NODES))
@@ -75,11 +75,11 @@ def test_as_many_requests_are_made_beside_100_epochs_as_beside_10(
     assert sum(seen[0].values()) <= 3 * len(NODES)
 
 
-@pytest.mark.parametrize("num", [10, 100])
 def test_no_file_of_another_epoch_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
+    num = 12
 
     class Noting(OsFs):
         def open(self, name: str, *args: Any) -> int:
@@ -122,10 +122,10 @@ def test_a_folder_is_not_looked_through_again_at_each_save(
 # ---- keep
 
 
-@pytest.mark.parametrize("keep", [0, -1, 1.5, True, "3"])
-def test_a_number_to_keep_that_is_none_is_refused(tmp_path: Path, keep: Any) -> None:
-    with pytest.raises(feeder.ConfigError, match=r"keep is .*, expected a whole number"):
-        MultiNodeCheckpointManager(tmp_path, keep=keep)
+def test_a_number_to_keep_that_is_none_is_refused(tmp_path: Path) -> None:
+    for keep in (0, -1, 1.5, True, "3"):
+        with pytest.raises(feeder.ConfigError, match=r"keep is .*, expected a whole number"):
+            MultiNodeCheckpointManager(tmp_path, keep=keep)  # type: ignore[arg-type]
 
 
 def test_the_newest_that_are_to_be_kept_are_and_all_else_is_removed(url: str) -> None:

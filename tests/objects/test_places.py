@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -144,16 +143,14 @@ def test_a_put_whose_answer_was_lost_finds_its_own_object(monkeypatch: Any) -> N
 
 def test_a_server_that_is_away_is_an_error_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "http://127.0.0.1:9")
-    store = CheckpointStore("s3://bucket/run", retry_s=0.5)
+    store = CheckpointStore("s3://bucket/run", retry_s=0.05)
     calls: list[Callable[[], Any]] = [
         lambda: store.save(snapshot_at(1)), lambda: store.put("a", {}), lambda: store.get("a"),
         store.names, store.latest, lambda: store.remove("a"),
     ]  # fmt: skip
     for call in calls:
-        started = time.monotonic()
         with pytest.raises(feeder.CheckpointError) as caught:
-            call()
-        assert time.monotonic() - started < 10.0
+            Aside(call).result()
         assert "checkpoint 's3://bucket/run/" in str(caught.value)
         assert str(caught.value).endswith("look at the store's address and credentials")
         assert "\n" not in str(caught.value)
@@ -197,7 +194,7 @@ def test_a_large_checkpoint_is_uploaded_in_parts_with_the_commit_last(
 ) -> None:
     monkeypatch.setattr(objects, "_WHOLE_BYTES", 2**20)
     monkeypatch.setattr(objects, "_PART_BYTES", 5 * 2**20)
-    entries = {"x": np.arange(3 * 2**20, dtype=np.int64), "empty": np.zeros(0), "note": b"small"}
+    entries = {"x": np.arange(2**20, dtype=np.int64), "empty": np.zeros(0), "note": b"small"}
     with feeder.CheckpointStore(url) as store:
         receipt = store.put("large", entries)
         loaded = store.get("large")
@@ -208,11 +205,10 @@ def test_a_large_checkpoint_is_uploaded_in_parts_with_the_commit_last(
         assert np.array_equal(store.get("large", ["x"]).entries["x"], entries["x"])
 
 
+@pytest.mark.parametrize("url", ["memory", "s3"], indirect=True)
 def test_an_upload_that_fails_leaves_no_checkpoint(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if url.startswith("/"):
-        return  # A folder has no uploads.
     monkeypatch.setattr(objects, "_WHOLE_BYTES", 2**20)
 
     def failing(views: Any) -> Any:
@@ -230,11 +226,10 @@ def test_an_upload_that_fails_leaves_no_checkpoint(
         assert store.latest() == "large"
 
 
+@pytest.mark.parametrize("url", ["memory", "s3"], indirect=True)
 def test_a_name_that_is_claimed_for_an_upload_that_was_killed_is_damaged_and_can_be_removed(
     url: str,
 ) -> None:
-    if url.startswith("/"):
-        return
     with feeder.CheckpointStore(url) as store:
         store.put("older", {"x": np.zeros(3)})
         backend = store._backend
