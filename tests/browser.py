@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-ANSWER_S = 30.0
+ANSWER_S, CHANGE_S = 30.0, 10
 _FLAGS = (
     "--headless=new", "--remote-debugging-pipe", "--disable-gpu", "--disable-dev-shm-usage",
     "--no-first-run", "--disable-extensions", "--disable-background-networking",
@@ -100,11 +100,15 @@ class Browser:
         return result["result"].get("value")
 
     def wait_for(self, condition: str) -> None:
-        """Wait until JavaScript is true in the page."""
+        """Wait for the change of the page that makes JavaScript true in it."""
         seen = self.run(
-            "new Promise((done) => { let left = 400; const look = () => { let is = false;"
-            f" try {{ is = Boolean({condition}); }} catch {{}}"
-            " if (is || !left--) done(is); else setTimeout(look, 25); }; look(); })"
+            "new Promise((done) => {"
+            f" const holds = () => {{ try {{ return Boolean({condition}); }} catch {{}} }};"
+            " const end = () => { changes.disconnect(); clearTimeout(limit); done(holds()); };"
+            " const changes = new MutationObserver(() => { if (holds()) end(); });"
+            f" const limit = setTimeout(end, {1000 * CHANGE_S});"
+            " changes.observe(document, { subtree: true, childList: true, attributes: true,"
+            " characterData: true }); if (holds()) end(); })"
         )
         assert seen, f"{condition!r} has not come to be; the page says {self.text('body')!r}"
 
