@@ -20,7 +20,7 @@ from small import make
 pytestmark = pytest.mark.served
 NUM, ROWS = 22, 8
 SMALL, LARGE = 3, 17_000
-"""Float64s in a row: batches of 192 bytes, and of a mebibyte, which come in other ways in frames."""
+"""Float64s in a row: batches of 192 bytes and of a mebibyte, which come in other ways in frames."""
 
 
 def rows_of(step: int, width: int) -> Any:
