@@ -124,13 +124,15 @@ def running_over(transport: str, **connected: Any) -> Callable[..., Any]:
     return running
 
 
-def over_transports(*modules: ModuleType, **changed: Any) -> Any:
-    """Return a fixture: tests of these modules run over each transport in turn.
+def over_transports(
+    *modules: ModuleType, transports: Sequence[str] = tuple(TRANSPORTS), **changed: Any
+) -> Any:
+    """Return a fixture: tests of these modules run over each of these transports in turn.
 
     `changed` are globals that the modules see changed, such as shorter lists to run through.
     """
 
-    @pytest.fixture(params=TRANSPORTS, autouse=True)
+    @pytest.fixture(params=transports, autouse=True)
     def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         running = running_over(request.param)
         for module in (feeds, *modules):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.served import TRANSPORTS, reading, served, serving
+from conformance.served import reading, served, serving
 from feeder import (
     Batch,
     ChunkError,
@@ -20,15 +20,14 @@ from feeder import (
     ResumeError,
 )
 from feeds import assert_same, expected, make, note
-from fetches import FORMS, make_fetch
+from fetches import make_fetch
+
+pytestmark = pytest.mark.served
 
 pytestmark = pytest.mark.served
 
 FIRST_BAD = 3
 """The call whose chunk is bad, of the workers' calls or of the pure function's."""
-
-transports = pytest.mark.parametrize("transport", TRANSPORTS)
-forms = pytest.mark.parametrize("form", FORMS)
 
 
 class Broken(Exception):
@@ -77,9 +76,15 @@ def fields_of(error: FeedError) -> dict[str, Any]:
     return {name: value for name, value in vars(error).items() if not name.startswith("_")}
 
 
-@transports
-@forms
-@pytest.mark.parametrize(("bad", "kind"), ((fail, FetchError), (other_dtype, ChunkError)))
+@pytest.mark.parametrize(
+    ("transport", "form", "bad", "kind"),
+    [
+        ("shared", "replay", fail, FetchError),
+        ("shared", "seek", other_dtype, ChunkError),
+        ("ipc", "pure", fail, FetchError),
+        ("tcp", "pure", other_dtype, ChunkError),
+    ],
+)
 def test_error_takes_the_place_of_its_chunk(
     transport: str, form: str, bad: Any, kind: type[FeedError]
 ) -> None:
@@ -97,49 +102,44 @@ def test_error_takes_the_place_of_its_chunk(
     assert remote.call == FIRST_BAD
 
 
-@transports
-def test_remote_traceback_comes_as_a_note(transport: str) -> None:
-    with served(transport, make(broken("pure", fail))) as seen:
+def test_remote_traceback_comes_as_a_note() -> None:
+    with served("shared", make(broken("pure", fail))) as seen:
         _, error = read_to_the_error(seen)
     told = "\n".join(error.__notes__)
     for part in ("Broken: no rows today", "OSError: the disk is gone", "in fail", __file__):
         assert part in told
 
 
-@transports
-def test_error_reaches_the_consumers_of_all_queues(transport: str) -> None:
+def test_error_reaches_the_consumers_of_all_queues() -> None:
     def factory() -> Coordinator:
         return make(broken("pure", fail), batch_size=1, num_worker_threads=1)
 
-    with served(transport, factory, num_queues=3) as seen:
+    with served("shared", factory, num_queues=3) as seen:
         ended = [read_to_the_error(consumer) for consumer in seen.consumers]
     steps = [[batch.step for batch in batches] for batches, _ in ended]
     assert steps == [list(range(queue, 9, 3)) for queue in range(3)]
     assert {type(error) for _, error in ended} == {FetchError}
 
 
-@transports
-def test_fetch_function_that_gives_nothing_is_a_timeout(transport: str) -> None:
+def test_fetch_function_that_gives_nothing_is_a_timeout() -> None:
     coordinator = make(lambda worker_id, batch_size: None, timeout=0.1)
-    with served(transport, coordinator) as seen, pytest.raises(FetchTimeout, match=r"0\.1 s"):
+    with served("shared", coordinator) as seen, pytest.raises(FetchTimeout, match=r"0\.1 s"):
         next(seen)
 
 
-@transports
-def test_feed_goes_on_from_the_state_before_an_error(transport: str) -> None:
+def test_feed_goes_on_from_the_state_before_an_error() -> None:
     stream = expected(make_fetch("pure", "small"), pure=True, epochs=1, batch_size=2)
     settings = {"batch_size": 2, "num_worker_threads": 3}
-    with served(transport, make(broken("pure", fail), **settings)) as seen:
+    with served("shared", make(broken("pure", fail), **settings)) as seen:
         before, _ = read_to_the_error(seen)
         state = seen.state_dict()
-    with served(transport, make(make_fetch("pure", "small"), **settings), resume=state) as seen:
+    with served("shared", make(make_fetch("pure", "small"), **settings), resume=state) as seen:
         assert_same([note(batch) for batch in seen], stream[len(before) :])
 
 
-@transports
-def test_feed_that_resumes_elsewhere_than_it_was_is_an_error(transport: str) -> None:
+def test_feed_that_resumes_elsewhere_than_it_was_is_an_error() -> None:
     """A token holds a digest of the chunk that it stands in."""
-    with served(transport, make(make_fetch("pure", "large"))) as seen:
+    with served("shared", make(make_fetch("pure", "large"))) as seen:
         next(seen)
         state = seen.state_dict()
 
@@ -149,7 +149,7 @@ def test_feed_that_resumes_elsewhere_than_it_was_is_an_error(transport: str) -> 
     other = make_fetch("pure", "large")
     whole = other.make
     other.make = lambda *args: change(whole(*args))
-    with served(transport, make(other), resume=state) as seen, pytest.raises(ResumeError) as caught:
+    with served("shared", make(other), resume=state) as seen, pytest.raises(ResumeError) as caught:
         next(seen)
     assert "not deterministic" in str(caught.value)
 

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.served import TRANSPORTS, reading, served, serving
-from feeder import Batch, ClosedError, Consumer, ResumeError, Snapshot, sources
+from conformance.served import reading, served, serving
+from feeder import Batch, ClosedError, Consumer, ResumeError, sources
 from feeds import Record, assert_same, deal, drain, expected, make, note, running
 from fetches import BATCH_SIZE, FORMS, make_fetch
 
 pytestmark = pytest.mark.served
 
 EPOCHS = 2
-transports = pytest.mark.parametrize("transport", TRANSPORTS)
 forms = pytest.mark.parametrize("form", FORMS)
 
 
@@ -39,14 +38,17 @@ def position_in(feed: Any, coordinator: Any) -> tuple[Any, ...]:
     return note(batch), place, coordinator.state_dict(), bytes(coordinator.snapshot())
 
 
-FORMS_THAT_RESUME = (
-    ("replay", True), ("seek", True), ("pure", True), ("seek", False), ("pure", False)
-)  # fmt: skip
-
-
-@transports
-@pytest.mark.parametrize(("form", "repeatable"), FORMS_THAT_RESUME)
-@pytest.mark.parametrize("pattern", ("ragged", "small"))
+@pytest.mark.parametrize(
+    ("transport", "form", "pattern", "repeatable"),
+    [
+        ("shared", "replay", "ragged", True),
+        ("shared", "seek", "small", True),
+        ("shared", "seek", "ragged", False),
+        ("shared", "pure", "small", False),
+        ("ipc", "pure", "ragged", True),
+        ("tcp", "pure", "small", True),
+    ],
+)
 def test_positions_are_those_of_the_feed_in_process(
     transport: str, form: str, pattern: str, repeatable: bool
 ) -> None:
@@ -66,9 +68,8 @@ def test_positions_are_those_of_the_feed_in_process(
         assert mine == its, i
 
 
-@transports
-@pytest.mark.parametrize(("form", "repeatable"), FORMS_THAT_RESUME)
-def test_feed_moves_between_process_and_server(transport: str, form: str, repeatable: bool) -> None:
+@pytest.mark.parametrize(("form", "repeatable"), [("seek", False), ("pure", True)])
+def test_feed_moves_between_process_and_server(form: str, repeatable: bool) -> None:
     settings = {"epochs": EPOCHS, "repeatable": repeatable}
     stream = stream_of(form)
     position: Any = None
@@ -77,7 +78,7 @@ def test_feed_moves_between_process_and_server(transport: str, form: str, repeat
             make_fetch(form, "ragged"), resume=None if i % 2 else position, **settings
         )
         if i % 2:
-            with served(transport, coordinator, resume=position) as seen:
+            with served("shared", coordinator, resume=position) as seen:
                 assert_same([note(next(seen))], [record], i, "served")
                 position = seen.state_dict() if i % 3 else seen.snapshot()
         else:
@@ -86,15 +87,14 @@ def test_feed_moves_between_process_and_server(transport: str, form: str, repeat
                 position = coordinator.state_dict() if i % 3 else coordinator.snapshot()
 
 
-@transports
-def test_state_is_valid_at_any_time(transport: str) -> None:
+def test_state_is_valid_at_any_time() -> None:
     """Also before the first batch, between batches that came together, at the end, when closed."""
     stream = stream_of("pure")
 
     def factory() -> Any:
         return make(make_fetch("pure", "ragged"), epochs=EPOCHS)
 
-    with served(transport, factory) as seen:
+    with served("shared", factory) as seen:
         (consumer,) = seen.consumers
         states = [consumer.state_dict() for _ in range(2)]
         for _ in consumer:
@@ -126,32 +126,6 @@ def test_state_is_loaded_into_a_fresh_consumer_alone(form: str) -> None:
         assert_same([note(batch) for batch in consumer], stream[6:])
 
 
-@transports
-@pytest.mark.parametrize("form", ("replay", "pure"))
-@pytest.mark.parametrize("way", ("resume", "load_state_dict"))
-def test_all_queues_are_resumed_from_their_own_states(transport: str, form: str, way: str) -> None:
-    num_queues = 3
-    stream = stream_of(form)
-    for taken in range(0, len(stream) - num_queues, 2 * num_queues):
-
-        def factory() -> Any:
-            return make(make_fetch(form, "ragged"), epochs=EPOCHS)
-
-        with served(transport, factory, num_queues=num_queues) as seen:
-            list(islice(deal(seen), taken))
-            states = [consumer.state_dict() for consumer in seen.consumers]
-        with served(transport, factory, num_queues=num_queues, resume=resumed(way, states)) as seen:
-            if way == "load_state_dict":
-                for consumer, state in zip(seen.consumers, states, strict=True):
-                    consumer.load_state_dict(state)
-            batches = merge(seen.consumers)
-        assert_same([note(batch) for batch in batches], stream[taken:], taken)
-
-
-def resumed(way: str, states: list[Any]) -> list[Any]:
-    return states if way == "resume" else [None] * len(states)
-
-
 def test_queue_may_connect_after_another_has_loaded_its_state() -> None:
     """Trainers are processes of their own: each connects and loads in its own time."""
     stream = stream_of("pure")
@@ -180,20 +154,19 @@ def merge(consumers: list[Consumer]) -> list[Batch]:
     return sorted(batches, key=lambda batch: batch.step)
 
 
-@transports
-def test_feed_of_a_source_is_served(transport: str) -> None:
+def test_feed_of_a_source_is_served() -> None:
     def factory() -> Any:
         source = sources.arrays(np.arange(1, 51), np.arange(1, 51) ** 2, random_shuffle=True)
         return make(source, input_blob_names=["id", "square"], epochs=EPOCHS, last_batch="carry")
 
     with factory() as coordinator:
         wanted = [(note(batch), coordinator.state_dict()) for batch in coordinator["train"]]
-    with served(transport, factory) as seen:
+    with served("shared", factory) as seen:
         got = [(note(batch), seen.state_dict()) for batch in seen]
     assert [record for record, _ in got] == [record for record, _ in wanted]
     for i in (1, 5, len(wanted) - 1):
         for resume in (wanted[i - 1][1], got[i - 1][1]):
-            with served(transport, factory, resume=resume) as seen:
+            with served("shared", factory, resume=resume) as seen:
                 assert [note(batch) for batch in seen] == [record for record, _ in wanted[i:]]
 
 
@@ -205,11 +178,3 @@ def test_closed_consumer_gives_nothing() -> None:
         consumer.close()
         with pytest.raises(ClosedError):
             next(consumer)
-
-
-def test_snapshot_of_a_consumer_describes_itself() -> None:
-    with served("shared", lambda: make(make_fetch("pure", "ragged"), epochs=EPOCHS)) as seen:
-        next(seen)
-        snapshot = seen.snapshot()
-    assert Snapshot.from_bytes(bytes(snapshot)).describe() == snapshot.describe()
-    assert "train" in snapshot.describe()

@@ -1,9 +1,8 @@
 """Any numbers of queues one after another, servers that are lost, consumers that come back in the
-middle of a round: each queue gets what the naive feeder deals."""
+middle of a round: each queue gets what the naive feeder deals. On virtual time (`served`)."""
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any
@@ -16,6 +15,7 @@ import feeder
 from feeds import assert_same, make, note
 from naive import naive_dealing
 from property.test_elastic_properties import DEALT, Dealt
+from served import one_thread, reading, serving
 
 pytestmark = pytest.mark.served
 
@@ -32,19 +32,18 @@ class Leg:
     """A server and a consumer of each queue."""
 
     def __init__(self, stack: ExitStack, factory: Any, num: int, state: Any, skip: int) -> None:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="feeder-"))
         self._stack, self._factory, self._num = stack, factory, num
-        self._address = f"ipc://{folder}/feed.sock"
         self.serve()
         self.queues = [self._connect(i, resume=state, skip=skip) for i in range(num)]
 
     def serve(self) -> None:
         """Serve, or serve again."""
-        self._server = feeder.serve(self._factory, self._address, queues=self._num)
-        self._stack.callback(self._server.close)
+        self._server = self._stack.enter_context(
+            serving(self._factory, "ipc:///virtual/feed", queues=self._num)
+        )
 
     def _connect(self, queue: int, **settings: Any) -> feeder.Consumer:
-        return self._stack.enter_context(feeder.connect(self._address, queue=queue, **settings))
+        return self._stack.enter_context(reading(self._server, queue=queue, **settings))
 
     def lose_server(self) -> None:
         """Another server takes the place of this one; consumers find it."""
@@ -72,7 +71,7 @@ def test_every_queue_is_dealt_what_the_naive_feeder_deals(
         wanted = naive_dealing(stream, at, num, dealt.rounds, dealt.last_round)
         for end, _ in islice(wanted, skip):
             at = end
-        with ExitStack() as stack:
+        with one_thread(), ExitStack() as stack:
             leg = Leg(stack, lambda: make(dealt.fetch(), **plain), num, state, skip)
             batches: list[feeder.Batch] = []
             num_begun = 0

@@ -133,7 +133,10 @@ class Job:
         if address in self.world.servers or self.is_over:
             return
         self._num_servers += 1
-        server = ServerProcess(self.plan, self.deal.feed, self._num_servers, address, self.origin)
+        factory = factory_of(self.deal.feed)
+        if self.origin is not None:
+            factory.begin_at(self.origin)
+        server = ServerProcess(self.plan, factory, self._num_servers, address)
         server.note(f"begins at {address}")
         server.at_end = self._check_end
         self.servers.append(server)

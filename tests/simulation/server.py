@@ -16,11 +16,11 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.membership import RETURN_S, State
 from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
-from feeder.service.server.run import ServedFeed
+from feeder.service.server.run import FeedFactory, ServedFeed
 from simulation.faults import Plan
 from simulation.network import DescriptorListener, Router, Waker
 from simulation.process import Process
-from simulation.stream import NAME, Feed, Slots, factory_of
+from simulation.stream import Slots
 from simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ class Log:
 class ServerProcess(Process):
     """One server: it lives, may be stopped and continued, and dies once."""
 
-    def __init__(
-        self, plan: Plan, feed: Feed, number: int, address: str, origin: bytes | None
-    ) -> None:
+    def __init__(self, plan: Plan, factory: FeedFactory, number: int, address: str) -> None:
         super().__init__(f"server {number}")
         world = self.world
         self.plan, self.address = plan, address
@@ -65,10 +63,7 @@ class ServerProcess(Process):
         self.descriptors = DescriptorListener(f"{address}.{number}.arenas")
         self.waker = Waker()
         self.waker.notify = self.notify
-        factory = factory_of(feed)
-        if origin is not None:
-            factory.begin_at(origin)
-        slots = Slots(self, feed, self._num_slots)
+        slots = Slots(self, factory)
         self.feed = ServedFeed(factory, slots, self.waker.wake)
         self.feed.start_run = self._start_run  # type: ignore[method-assign]
         self.slots = slots
@@ -88,7 +83,7 @@ class ServerProcess(Process):
         descriptors: Any = self.descriptors
         waker: Any = self.waker
         self.loop = ServerLoop(
-            {NAME: self.group}, [listener], descriptors, waker, exit_when=plan.exit_when
+            {factory.name: self.group}, [listener], descriptors, waker, exit_when=plan.exit_when
         )
         self.loop._refuse = self._refuse  # type: ignore[method-assign]
         log: Any = Log(self)
@@ -112,7 +107,7 @@ class ServerProcess(Process):
         self._num_runs += 1
         return self._num_runs
 
-    def _num_slots(self, queue: int, slot_bytes: int) -> int:
+    def num_slots(self, queue: int, slot_bytes: int) -> int:
         return self.group.num_slots(queue, slot_bytes)
 
     def _send(self, peer: Any, message: say.Message, frames: Any) -> bool:

@@ -92,8 +92,8 @@ def make_pipeline(
 
 
 @contextmanager
-def simulated() -> Iterator[None]:
-    """Sockets, polls, threads, clocks and random numbers are those of the current world."""
+def stand_ins() -> Iterator[None]:
+    """Sockets, polls and threads are those of the current world."""
     replaced: list[tuple[Any, str, Any]] = [
         (zmq, "Poller", network.Poller),
         (server_loop, "read_event", server.next_event),
@@ -104,17 +104,26 @@ def simulated() -> Iterator[None]:
         (served, "Pipeline", make_pipeline),
         (client_loop, "Waker", network.Waker),
         (client_loop, "wait_for", lambda waker, seconds: None),
-        (consumer, "ThreadGroup", NoThreads),
         (client_lease, "attach", network.attach),
-        (host.HostQueue, "_wait_for_batch", would_wait),
-        (waking.OneShotEvent, "wait", would_wait),
     ]
-    logger = logging.getLogger("feeder")
-    is_disabled = logger.disabled
     with ExitStack() as stack:
         for where, name, new in replaced:
             stack.enter_context(patch.object(where, name, new))
-        stack.enter_context(virtual_time())
+        yield
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """The same, with clocks, random numbers and users of the world."""
+    logger = logging.getLogger("feeder")
+    is_disabled = logger.disabled
+    with (
+        stand_ins(),
+        patch.object(consumer, "ThreadGroup", NoThreads),
+        patch.object(host.HostQueue, "_wait_for_batch", would_wait),
+        patch.object(waking.OneShotEvent, "wait", would_wait),
+        virtual_time(),
+    ):
         logger.disabled = True
         gc.disable()
         try:

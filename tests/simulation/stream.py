@@ -17,7 +17,8 @@ import numpy as np
 import feeder
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.server.run import FeedFactory
-from feeder.workers.errors import ClosedError, FeedError
+from feeder.workers.errors import ClosedError, FeedError, FetchError
+from feeder.workers.fetch.calls import told_of
 from feeder.workers.fetch.scheduler import Held
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats
@@ -189,10 +190,9 @@ def factory_of(feed: Feed) -> FeedFactory:
 class Slots(ArenaSlots):
     """The real slots. Where the batcher would wait it is told to, and is told when to go on."""
 
-    def __init__(
-        self, server: ServerProcess, feed: Feed, num_slots: Callable[[int, int], int]
-    ) -> None:
-        super().__init__(feed.queues, num_slots, replicas=feed.replicas)
+    def __init__(self, server: ServerProcess, factory: FeedFactory) -> None:
+        num = len(factory.config.devices)
+        super().__init__(num, server.num_slots, replicas=factory.replicas)
         self.server = server
         self.waiter: Callable[[], None] | None = None
 
@@ -327,17 +327,22 @@ class Pipeline:
         if leftover is not None:
             yield from self._take(leftover)
         position = self._begin.position
-        epochs = spec.epochs
-        assert epochs is not None
-        while position.epoch < epochs:
+        while spec.epochs is None or position.epoch < spec.epochs:
             if self.channel.closed:
                 raise ClosedError("the feed is stopped")
             first, chunks, ended = position.calls[0], [], False
+            failed: FeedError | None = None
             for index in range(first, first + self._draws.randint(1, 4)):
                 try:
                     chunks.append(spec.fetch(Call(index, position.epoch, 0, spec.rows_asked, 0)))
                 except StopIteration:
                     ended = True
+                    break
+                except Exception as error:
+                    failed = FetchError(
+                        f"worker 0, call {index}: {told_of(error)}", worker_id=0, call=index
+                    )
+                    failed.__cause__ = error
                     break
             if chunks:
                 arranged = self.schema.arrange(chunks)
@@ -345,6 +350,8 @@ class Pipeline:
                 num = len(arranged.rows)
                 yield from self._take(MergedChunks(span, arranged.columns, arranged.rows))
                 position = span.position(num)
+            if failed is not None:
+                raise failed
             if ended:
                 position = self._partitions.next_epoch(position)
                 self._end_epoch(position)

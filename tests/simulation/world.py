@@ -12,6 +12,7 @@ is left out changes nothing for those that it does not concern, and a failing ru
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -91,17 +92,24 @@ class World:
         """Let events happen; returns whether it was over before the time came."""
         coming = self._coming
         while coming and not is_over():
-            when, _, do, args = heappop(coming)
-            if when > until:
+            if coming[0][0] > until:
                 return False
-            self.now = max(self.now, when)
-            self.num_events += 1
-            if self.num_events > self._most_events:
-                raise Violation(
-                    f"waits: {self._most_events} events, and no end: somebody never sleeps"
-                )
-            do(*args)
+            self.step()
         return is_over()
+
+    @property
+    def next_at(self) -> float:
+        """When the next event comes; infinity where none does."""
+        return self._coming[0][0] if self._coming else math.inf
+
+    def step(self) -> None:
+        """Let the next event happen."""
+        when, _, do, args = heappop(self._coming)
+        self.now = max(self.now, when)
+        self.num_events += 1
+        if self.num_events > self._most_events:
+            raise Violation(f"waits: {self._most_events} events, and no end: somebody never sleeps")
+        do(*args)
 
 
 _REAL = time.monotonic, os.urandom, random.random
