@@ -62,7 +62,9 @@ WRONG: dict[str, Callable[[list[Any]], None]] = {
     "a negative index": put(INDEX, value=-4),
     "a step that is no whole number": put(STEP, value=1.5),
     "no position": put(POSITION, value=None),
-    "a turn of no partition": put(POSITION, TURN, value=50),
+    "a turn of no partition": lambda fields: put(
+        POSITION, TURN, value=len(fields[POSITION][CALLS])
+    )(fields),
     "no partition that lives": put(POSITION, LIVE, value=b"\0"),
     "partitions that live and are none": put(POSITION, LIVE, value=b"\xff"),
     "calls below none": put(POSITION, CALLS, 0, value=-1),

@@ -357,6 +357,19 @@ def test_what_was_used_stands_until_a_round_has_been_used_from_the_new_place_on(
     assert step_of(used) == 2
 
 
+def test_it_stands_while_one_of_those_that_went_back_is_behind_it() -> None:
+    used, place = used_by(2)
+    used.restart_at([0, 1])
+    used.note(0, [place(0), place(2), place(4)], None)
+    used.note(1, [place(1), place(3), place(5)], None)
+    assert step_of(used) == 6
+    used.restart_at([0, 1])
+    used.note(1, [place(1), place(3)], None)
+    assert step_of(used) == 6
+    used.note(0, [place(0)], None)
+    assert step_of(used) == 2
+
+
 def test_what_was_used_stands_while_a_queues_consumer_is_away() -> None:
     used, place = used_by(2)
     used.restart_at([0, 1])

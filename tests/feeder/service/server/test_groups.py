@@ -13,6 +13,7 @@ from feeder.service.client.remote import Identity, token_of
 from feeder.service.memory.arena import ArenaSlots, slot_of
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.protocol.messages import Batches, Group
+from feeder.service.server import delivery
 from feeder.service.server.delivery import Grouping
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stream.batch import Batch
@@ -116,3 +117,17 @@ def test_what_cannot_be_told_in_numbers_has_tokens(settings: dict[str, Any]) -> 
     assert [token for group in groups for token in group.tokens] == [
         batch.place.cut().token() for batch in batches
     ]
+
+
+def test_a_group_counts_no_more_chunks_of_a_span_than_a_message_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batches, grouping, _ = collect("pure", "small")
+
+    def most_chunks() -> int:
+        groups = grouped(grouping, 0, batches)
+        return max(number for group in groups if group.span for number in group.chunks)
+
+    whole = most_chunks()
+    monkeypatch.setattr(delivery, "MAX_CHUNKS", whole - 2)
+    assert most_chunks() <= whole - 2
