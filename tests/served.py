@@ -40,7 +40,7 @@ from simulation.process import Process
 from simulation.server import ServerProcess
 from simulation.simulate import stand_ins
 from simulation.stream import Feed
-from simulation.world import World, virtual_time
+from simulation.world import World, real_time, virtual_time
 
 MOST_S = 600.0
 """Seconds of virtual time after which nothing is waited for any more."""
@@ -217,6 +217,7 @@ class Server(ServerProcess):
             factory, len(scene.servers), address,
         )  # fmt: skip
         assert not settings, f"nobody knows {settings}"
+        self.queues = {factory.name: len(factory.config.devices)}
         self.addresses = [address]
         scene.servers.append(self)
 
@@ -322,6 +323,23 @@ def process_of(consumer: feeder.Consumer) -> ConsumerProcess:
 def link_of(consumer: feeder.Consumer) -> Link:
     """The connection that a consumer has."""
     return process_of(consumer).links[-1]
+
+
+def break_connection(consumer: feeder.Consumer) -> None:
+    """Break its connection, and wait until it has been given its queue again."""
+    before = consumer._loop.inbox.num_opened
+    link_of(consumer).break_off()
+    wait_until(lambda: consumer._loop.inbox.num_opened > before)
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Meanwhile threads and clocks are real ones: for feeds in this process."""
+    with real_time(), patch.object(waking.OneShotEvent, "wait", _WAIT):
+        yield
+
+
+_WAIT = waking.OneShotEvent.wait
 
 
 @contextmanager

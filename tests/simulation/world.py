@@ -125,3 +125,14 @@ def virtual_time() -> Iterator[None]:
         yield
     finally:
         time.monotonic, os.urandom, random.random = _REAL  # type: ignore[assignment]
+
+
+@contextmanager
+def real_time() -> Iterator[None]:
+    """Within `virtual_time`: they are real ones again."""
+    virtual = time.monotonic, os.urandom, random.random
+    time.monotonic, os.urandom, random.random = _REAL  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        time.monotonic, os.urandom, random.random = virtual  # type: ignore[assignment]

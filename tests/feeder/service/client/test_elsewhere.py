@@ -1,11 +1,8 @@
-"""Consumers whose server is not where they look: two servers at once, or nobody but themselves."""
+"""Consumers whose server is not where they look: another one, or nobody but themselves."""
 
 from __future__ import annotations
 
-import re
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ import pytest
 import zmq
 
 import feeder
-from feeder.service.client import failover
 from feeder.service.client.failover import Failover
 from feeder.service.client.monitor import Monitor
 from feeder.service.net import connection as connection_module
@@ -24,99 +20,23 @@ from small import WAIT_S, Aside, Pure, make
 pytestmark = pytest.mark.served
 
 NUM = 20
-"""Batches of each of two queues."""
+"""Batches."""
 
 
-def two_queues() -> feeder.Coordinator:
-    return make(Pure(2 * NUM, rows=4), devices=2)
+# ---- a server that deals to others (all directions: `test_other_numbers`)
 
 
-def steps(consumer: feeder.Consumer) -> Callable[[], list[int]]:
-    return lambda: [batch.step for batch in consumer]
-
-
-# ---- a server that deals to others
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        ((1, 1), (2, 1), "queues: 1 then, 2 now"),
-        ((2, 1), (1, 1), "queues: 2 then, 1 now"),
-        ((1, 2), (1, 1), "replicas: 2 then, 1 now"),
-        ((2, 1), (3, 2), "queues: 2 then, 3 now; replicas: 1 then, 2 now"),
-    ],
-)
-@pytest.mark.parametrize("moves", [False, True])
-def test_a_server_that_deals_to_others_is_an_error_in_mid_iteration(
-    before: tuple[int, int], after: tuple[int, int], told: str, moves: bool, tmp_path: Path
-) -> None:
-    """At the same address or at the next one. The position is whole, and fits the new number."""
-    first, second = (f"ipc://{tmp_path}/{name}" for name in ("first", "second"))
-    (num, replicas), (queues, _) = before, after
-
-    def serve(address: str, queues: int, replicas: int) -> feeder.Server:
-        return feeder.serve(lambda: make(Pure(24)), address, queues=queues, replicas=replicas)
-
-    with ExitStack() as stack:
-        server = serve(first, num, replicas)
-        trainers = [
-            stack.enter_context(
-                feeder.connect([first, second], queue=i // replicas, replica=i % replicas, credit=1)
-            )
-            for i in range(num * replicas)
-        ]
-        for trainer in trainers:
-            next(trainer)
-        server.close()
-        with serve(second if moves else first, *after):
-            for trainer in trainers:
-                with pytest.raises(feeder.ResumeError, match=re.escape(f"before ({told})")):
-                    list(trainer)
-            state = trainers[0].state_dict()
-            stack.close()
-            feeder.connect([first, second], queue=queues - 1, resume=state).close()
-
-
-# ---- two living servers
-
-
-@pytest.mark.parametrize("order", ["alike", "reversed"])
-def test_trainers_at_two_servers_find_each_other(
-    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failover, "_LEASES_AT_FIRST", 2)
-    first, second = (f"ipc://{tmp_path}/{name}" for name in ("first", "second"))
-    others = [first, second] if order == "alike" else [second, first]
+def test_a_server_that_deals_to_others_is_an_error_in_mid_iteration(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/feed"
+    with feeder.serve(lambda: make(Pure(24)), address):
+        trainer = feeder.connect(address, credit=1)
+        assert next(trainer).step == 0
     with (
-        feeder.serve(two_queues, second, lease=0.2) as at_second,
-        feeder.connect(others, queue=1) as right,
-        feeder.serve(two_queues, first, lease=0.2) as at_first,
-        feeder.connect([first, second], queue=0) as left,
+        feeder.serve(lambda: make(Pure(24)), address, queues=2),
+        trainer,
+        pytest.raises(feeder.ResumeError, match="queues: 1 then, 2 now"),
     ):
-        assert at_first.addresses != at_second.addresses
-        readers = Aside(steps(left)), Aside(steps(right))
-        assert [reader.result() for reader in readers] == [
-            list(range(0, 2 * NUM, 2)), list(range(1, 2 * NUM, 2)),
-        ]  # fmt: skip
-
-
-def test_who_waits_at_the_only_server_comes_back_to_it(tmp_path: Path) -> None:
-    here, nowhere = f"ipc://{tmp_path}/here", f"ipc://{tmp_path}/nowhere"
-    with (
-        feeder.serve(two_queues, here, lease=0.2),
-        feeder.connect([nowhere, here], queue=0) as left,
-    ):
-        reader = Aside(steps(left))
-        for _ in range(int(WAIT_S / 0.05)):
-            if left.stats()["reconnects"] >= 2:
-                break
-            reader._thread.join(0.05)
-        else:
-            pytest.fail("it stays")
-        with feeder.connect(here, queue=1) as right:
-            assert steps(right)() == list(range(1, 2 * NUM, 2))
-        assert reader.result() == list(range(0, 2 * NUM, 2))
+        list(trainer)
 
 
 def test_how_long_a_server_is_waited_with() -> None:

@@ -3,17 +3,15 @@ batch."""
 
 from __future__ import annotations
 
-import threading
-from contextlib import ExitStack, suppress
+import math
+from contextlib import ExitStack
 from itertools import islice
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import pytest
 
 import feeder
-from conformance.served import reading, serving
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.membership import (
     Asks,
@@ -22,11 +20,15 @@ from feeder.service.protocol.membership import (
     Left,
     Membership,
     Start,
+    Ticked,
     Used,
 )
 from feeder.service.server.group import ConsumerGroup
 from feeder.workers.stream.shares import Place
-from small import WAIT_S, Arrays, Aside, Pure, make
+from served import Aside, outside, reading, serving, wait_until
+from small import Pure, make
+
+pytestmark = pytest.mark.usefixtures("world")
 
 pytestmark = pytest.mark.served
 
@@ -54,6 +56,12 @@ def note_asked(patch: pytest.MonkeyPatch, asked: SimpleQueue[None]) -> None:
             asked.put(None)
 
     patch.setattr(ConsumerGroup, "use", note)
+
+
+def hear(asked: SimpleQueue[None]) -> None:
+    """Wait until somebody has asked once more."""
+    wait_until(lambda: not asked.empty())
+    asked.get()
 
 
 @pytest.fixture
@@ -85,49 +93,16 @@ def test_one_that_starts_anew_while_others_go_on_is_refused_and_they_go_on() -> 
 def test_nor_does_one_that_has_begun_let_others_in_at_another_round(
     asked: SimpleQueue[None],
 ) -> None:
-    with make(Pure(2 * NUM, rows=4)) as whole:
+    with outside(), make(Pure(2 * NUM, rows=4)) as whole:
         assert len(list(islice(whole["train"], 40))) == 40
         state = whole.state_dict()
     with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
         first = Aside(lambda: next(left).step)
-        asked.get(timeout=WAIT_S)
+        hear(asked)
         with pytest.raises(feeder.ResumeError, match=r"queue 1's checkpoint is of step 40 .* 0\);"):
             feeder.connect(server.addresses[0], queue=1, resume=state)
         with reading(server, queue=1) as right:
             assert (first.result(), next(right).step) == (0, 1)
-
-
-@pytest.mark.parametrize("asks_first", [0, 1])
-def test_one_that_loads_no_state_is_refused_where_another_has_loaded_one(asks_first: int) -> None:
-    """Also where the feed had run for both before: a loader connects first, and loads then. One
-    rank's checkpoint is missing, as after a kill between two first saves."""
-    with make(Pure(2 * NUM, rows=4)) as whole:
-        assert len(list(islice(whole["train"], 40))) == 40
-        state = whole.state_dict()
-    may_go_on = threading.Event()
-
-    class Slow(Pure):
-        def __call__(self, call: feeder.Call) -> Arrays:
-            assert may_go_on.wait(WAIT_S)
-            return super().__call__(call)
-
-    told = r"queue 1 is at step 0 \(round 0\), and queue 0's checkpoint is of step 40 \(round 20\)"
-    try:
-        with (
-            serving(lambda: two_queues(Slow(2 * NUM, rows=4)), lease=0.5) as server,
-            reading(server, queue=0) as left,
-            reading(server, queue=1) as right,
-        ):
-            left.load_state_dict(state)
-            queues = [(0, left), (1, right)] if asks_first == 0 else [(1, right), (0, left)]
-            both = {queue: Aside(lambda one=one: next(one).step) for queue, one in queues}
-            with pytest.raises(feeder.ResumeError, match=told):
-                both[1].result()
-            right.load_state_dict(state)
-            may_go_on.set()
-            assert (both[0].result(), next(right).step) == (40, 41)
-    finally:
-        may_go_on.set()
 
 
 def test_nor_may_it_use_what_it_was_sent_before() -> None:
@@ -144,37 +119,6 @@ def test_nor_may_it_use_what_it_was_sent_before() -> None:
     sent_away, *_ = feed.handle(Used(1, 1, 29, Place(0, 2, 2), begun=True), 0.0)
     assert "queue 1 is at step 0 (round 0), and queue 0's checkpoint" in str(sent_away.error)
     assert feed.missing() == [1]
-
-
-def test_who_waits_for_the_first_batch_of_a_feed_that_runs_is_not_refused(
-    asked: SimpleQueue[None],
-) -> None:
-    """However far the others are."""
-    may_go_on = threading.Event()
-
-    class Slow(Pure):
-        def __call__(self, call: feeder.Call) -> Arrays:
-            if call.index == 1:
-                assert may_go_on.wait(WAIT_S)
-            return super().__call__(call)
-
-    fetch = Slow(2 * NUM, rows=4)
-    try:
-        with (
-            serving(lambda: two_queues(fetch)) as server,
-            reading(server, queue=0) as left,
-            reading(server, queue=1) as right,
-        ):
-            assert next(left).step == 0
-            left.snapshot()  # Answered after what it has used was told.
-            while not asked.empty():
-                asked.get()
-            first = Aside(lambda: next(right).step)
-            asked.get(timeout=WAIT_S)
-            may_go_on.set()
-            assert first.result() == 1
-    finally:
-        may_go_on.set()
 
 
 def test_a_refused_one_may_load_its_state_after_all() -> None:
@@ -204,7 +148,7 @@ def test_who_begins_another_pass_waits_for_who_still_holds_its_queue(
         again = feeder.connect(server.addresses[0], queue=0)
         steps = Aside(lambda: [batch.step for batch in again])
         for _ in range(5):  # Longer than a lease.
-            asked.get(timeout=WAIT_S)
+            hear(asked)
         right.close()
         with again, reading(server, queue=1) as right:
             assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
@@ -224,27 +168,22 @@ def test_a_job_that_is_started_anew_may_take_its_queues_one_after_the_other(
         left = stack.enter_context(reading(server, queue=0, takeover=True))
         steps = Aside(lambda: [next(left).step for _ in range(5)])
         for _ in range(2):
-            asked.get(timeout=WAIT_S)
+            hear(asked)
         right = stack.enter_context(reading(server, queue=1, takeover=True))
         assert [next(right).step for _ in range(5)] == [1, 3, 5, 7, 9]
         assert steps.result() == [0, 2, 4, 6, 8]
 
 
-def test_after_a_failover_before_the_first_batch_a_state_may_still_be_loaded(
-    tmp_path: Path,
-) -> None:
-    address = f"ipc://{tmp_path}/feed"
-    with make(Pure(2 * NUM, rows=4)) as whole:
+def test_after_a_failover_before_the_first_batch_a_state_may_still_be_loaded() -> None:
+    with outside(), make(Pure(2 * NUM, rows=4)) as whole:
         assert len(list(islice(whole["train"], 10))) == 10
         state = whole.state_dict()
     with ExitStack() as stack:
-        with feeder.serve(two_queues, address):
-            left = stack.enter_context(feeder.connect(address, queue=0))
-        stack.enter_context(feeder.serve(two_queues, address))
-        while not left.stats()["reconnects"]:
-            with suppress(feeder.RemoteError):
-                left.snapshot()
-        right = stack.enter_context(feeder.connect(address, queue=1))
+        with serving(two_queues) as server:
+            left = stack.enter_context(reading(server, queue=0))
+        again = stack.enter_context(serving(two_queues, server.address))
+        wait_until(lambda: left.stats()["reconnects"] == 1)
+        right = stack.enter_context(reading(again, queue=1))
         for one in (right, left):
             one.load_state_dict(state)
         assert [next(one).step for _ in range(3) for one in (left, right)] == [*range(10, 16)]
@@ -305,3 +244,10 @@ def test_an_end_is_not_the_last_word_while_somebody_who_came_since_may_come_agai
     assert not feed.are_all_done(1.0)
     assert feed.look_at <= 31.0
     assert feed.are_all_done(31.0)
+    # Nor where it was silent for long before it died, and nothing was looked for any more.
+    feed.handle(Asks(0, "somebody else"), 31.0)
+    feed.handle(Ticked(), 61.0)
+    assert feed.look_at == math.inf
+    feed.handle(Died(0), 70.0)
+    assert feed.look_at == 100.0
+    assert [feed.are_all_done(now) for now in (99.0, 100.0)] == [False, True]

@@ -7,14 +7,12 @@ import logging
 import math
 from contextlib import ExitStack
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import feeder
-from conformance.served import reading, serving
 from feeder.service.protocol.events import Void
 from feeder.service.protocol.membership import (
     Asks,
@@ -30,7 +28,10 @@ from feeder.service.protocol.membership import (
 )
 from feeder.workers.stream.rounds import Counting
 from feeds import make
-from small import WAIT_S, Aside, Heard
+from served import Aside, outside, reading, serving, wait_until
+from small import Heard
+
+pytestmark = pytest.mark.usefixtures("world")
 
 pytestmark = pytest.mark.served
 
@@ -64,7 +65,7 @@ def factory(*, num: int = NUM, tells: bool = False, **settings: Any) -> Any:
 
 def token_at(step: int, *, num_devices: int = 1, num: int = NUM, **settings: Any) -> bytes:
     """The token of the batch before number `step`, of a run with so many devices."""
-    with factory(num=num, devices=num_devices, **settings)() as coordinator:
+    with outside(), factory(num=num, devices=num_devices, **settings)() as coordinator:
         devices = [coordinator["train"].on(i) for i in range(num_devices)]
         for i in range(step):
             token = next(devices[i % num_devices]).cut.token()
@@ -110,16 +111,16 @@ def test_positions_tell_what_was_skipped_and_it_is_not_skipped_again() -> None:
     # Nor where nothing was used, with whatever number of queues.
     with serving(factory(), queues=3) as server:
         assert first_steps(server, resume=before) == [6, 7, 8]
-    with make(Plain(), devices=3, resume=before, input_blob_names=["id"], batch_size=4) as again:
+    wish = {"input_blob_names": ["id"], "batch_size": 4, "resume": before}
+    with outside(), make(Plain(), devices=3, **wish) as again:
         assert [next(again["train"].on(i)).step for i in range(3)] == [6, 7, 8]
 
 
-def test_the_next_server_does_not_skip_again(tmp_path: Path) -> None:
+def test_the_next_server_does_not_skip_again() -> None:
     """Also where it is asked for the place of a consumer that has had no batch."""
-    address = f"ipc://{tmp_path}/feed.sock"
-    with feeder.serve(factory(), address, queues=1):
-        consumer = feeder.connect(address, skip=3)
-    with feeder.serve(factory(), address, queues=1), consumer:
+    with serving(factory(), queues=1) as server:
+        consumer = feeder.connect(server.address, skip=3)
+    with serving(factory(), server.address, queues=1), consumer:
         assert next(consumer).step == 3
 
 
@@ -179,7 +180,7 @@ def test_the_last_positions_of_an_epoch_and_the_start_of_the_next_may_be_of_one_
     order: tuple[int, int],
 ) -> None:
     settings = {"rounds": "epoch", "last_round": "pad", "num": 7}
-    with factory(devices=3, **settings)() as coordinator:
+    with outside(), factory(devices=3, **settings)() as coordinator:
         devices = [coordinator["train"].on(i) for i in range(3)]
         rounds = [[next(device) for device in devices] for _ in range(3)]
     last = [batch.cut.token() for batch in rounds[-1]]
@@ -201,7 +202,7 @@ def test_the_last_positions_of_an_epoch_and_the_start_of_the_next_may_be_of_one_
 def test_batches_that_fill_up_an_epoch_have_no_numbers_of_the_next() -> None:
     """The stream passes a position of the next epoch there, and not before."""
     settings = {"rounds": "epoch", "last_round": "pad", "num": 7}
-    with factory(devices=3, **settings)() as coordinator:
+    with outside(), factory(devices=3, **settings)() as coordinator:
         devices = [coordinator["train"].on(i) for i in range(3)]
         rounds = [[next(device) for device in devices] for _ in range(4)]
     assert [batch.rows for batch in rounds[2]] == [4, 0, 0]
@@ -221,7 +222,7 @@ def test_each_rank_may_go_on_from_its_own_end_of_an_uneven_epoch(taken: tuple[in
     """The last round has a batch for one of two: where the other stands before it, it stands after
     it as well, but not where it stands before a round in which it had one."""
     settings = {"rounds": "epoch", "last_round": "uneven", "num": 5}
-    with factory(devices=2, **settings)() as coordinator:
+    with outside(), factory(devices=2, **settings)() as coordinator:
         last: list[Any] = [None, None]
         for queue, num in enumerate(taken):
             for _ in range(num):
@@ -392,7 +393,7 @@ def test_it_is_not_said_again_where_a_state_is_loaded(caplog: pytest.LogCaptureF
             reading(server, queue=1) as right,
         ):
             # The feed has run for both before they load.
-            assert heard.event.wait(WAIT_S)
+            wait_until(heard.event.is_set)
             for one in (left, right):
                 one.load_state_dict(state)
             assert [next(one).step for one in (left, right)] == [4, 5]

@@ -6,17 +6,17 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import pytest
 import zmq
 
 import feeder
-from conformance.served import Seen, reading, served, serving
+from conformance.served import reading, serving
 from feeder import (
     AuthError,
     ConfigError,
@@ -26,13 +26,12 @@ from feeder import (
     ResumeError,
     SnapshotFormatError,
 )
-from feeder.devices import host
 from feeder.service.net.keys import make_keys
 from feeder.service.net.security import read_event
 from feeder.service.protocol import messages as say
 from feeder.service.server import io_loop as serving_module
 from feeder.service.server.io_loop import ServerLoop
-from feeds import Record, assert_same, deal, expected, make, note
+from feeds import Record, assert_same, expected, make, note
 from fetches import make_fetch
 from peers import OPEN, RawPeer, peer_of
 
@@ -196,81 +195,11 @@ def test_whoever_takes_over_goes_on_and_the_old_one_is_told() -> None:
             assert_same(first + rest, stream[:-1])
 
 
-def test_queue_is_free_when_its_consumer_has_left(stream: list[Record]) -> None:
-    with serving(factory) as server:
-        for _ in range(3):
-            with reading(server) as consumer:
-                assert_same([note(next(consumer))], stream[:1])
-
-
 def test_rank_of_the_launcher_is_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "7")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with serving(factory, queues=2) as server, reading(server) as consumer:
         assert "queue 1" in repr(consumer)
-
-
-# ---- several queues
-
-
-def test_feed_waits_for_its_queues_and_says_for_which(
-    stream: list[Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "_SLOW_S", 0.05)
-    said, told = Event(), []
-
-    def listen(record: logging.LogRecord) -> bool:
-        if "the feed waits for a consumer on queue 1" in record.getMessage():
-            said.set()
-        return True
-
-    logger = logging.getLogger("feeder")
-    logger.addFilter(listen)
-    try:
-        with serving(factory, queues=2) as server, reading(server, queue=0) as first:
-            thread = Thread(target=lambda: told.append(note(next(first))))
-            thread.start()
-            assert said.wait(WAIT_S) and not told
-            with reading(server, queue=1) as second:
-                assert_same([note(next(second))], stream[1:2])
-                thread.join(WAIT_S)
-    finally:
-        logger.removeFilter(listen)
-    assert_same(told, stream[:1])
-
-
-def states_after(batches: int) -> list[dict[str, bytes]]:
-    with served("ipc", factory, num_queues=2) as seen:
-        list(islice(deal(seen), batches))
-        return [consumer.state_dict() for consumer in seen.consumers]
-
-
-def test_queues_that_start_at_different_rounds_are_refused(stream: list[Record]) -> None:
-    early, late = states_after(2), states_after(6)
-    with serving(factory, queues=2) as server, reading(server, queue=0, resume=early[0]) as first:
-        with pytest.raises(ResumeError, match=r"queue 1's .* \(round 3\), and queue 0's"):
-            feeder.connect(server.addresses[0], queue=1, resume=late[1])
-        with reading(server, queue=1, resume=early[1]) as second:
-            got = [note(batch) for batch in deal(Seen([first, second]))]
-    assert_same(got, stream[2:])
-
-
-def test_one_that_rejoins_may_stand_elsewhere(stream: list[Record]) -> None:
-    with serving(factory, queues=2) as server, ExitStack() as stack:
-        first = stack.enter_context(reading(server, queue=0))
-        with reading(server, queue=1) as second:
-            others = [note(batch) for batch in islice(deal(Seen([first, second])), 6)][::2]
-            state = states_after(2)[1]
-        again = stack.enter_context(reading(server, queue=1, resume=state, rejoin=True))
-        mine = []
-        for _ in range(2):
-            mine.append(note(next(again)))
-        while (batch := next(again, None)) is not None:
-            mine.append(note(batch))
-            others += [note(other) for other in islice(first, 1)]
-        others += [note(batch) for batch in first]
-    assert_same(mine, stream[3::2])
-    assert_same(others, stream[0::2])
 
 
 # ---- who is there, and who may come in

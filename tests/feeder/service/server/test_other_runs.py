@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +14,11 @@ import pytest
 import xxhash
 
 import feeder
-from conformance.served import reading, serving
 from feeder.service.server.position_check import PositionCheck, Stand
-from small import Aside, Counted, Pure, Seekable, ids, make
+from served import Aside, break_connection, outside, reading, serving
+from small import Pure, ids, make
+
+pytestmark = pytest.mark.usefixtures("world")
 
 pytestmark = pytest.mark.served
 
@@ -48,7 +49,7 @@ def whole() -> feeder.Coordinator:
 
 def token_after(fetch: Any, batches: int) -> bytes:
     """The position of another run."""
-    with make(fetch, devices=2) as coordinator:
+    with outside(), make(fetch, devices=2) as coordinator:
         for i in range(batches):
             cut = next(coordinator["train"].on(i % 2)).cut
         return cut.token()
@@ -121,17 +122,6 @@ def test_who_brings_leftover_rows_of_another_run_is_told_so_alone() -> None:
     is_refused_alone(lambda: Pure(NUM, rows=3), token, r"not deterministic: .* other rows")
 
 
-def test_who_brings_a_cursor_that_cannot_be_sought_is_told_so_alone() -> None:
-    class Picky(Seekable):
-        def seek(self, worker_id: int, cursor: int) -> None:
-            if 0 < cursor < 5:
-                raise OSError("no such place")
-            super().seek(worker_id, cursor)
-
-    token = token_after(Seekable(NUM, rows=4), 3)
-    is_refused_alone(lambda: Picky(NUM, rows=4), token, r"position of queue 0: .*no such place")
-
-
 def test_a_server_that_knows_neither_refuses_both() -> None:
     """It cannot tell which of them is wrong, and hands out no row of either."""
     tokens = token_after(Chunks(2), 5), token_after(Chunks(4), 10)
@@ -146,42 +136,6 @@ def test_a_server_that_knows_neither_refuses_both() -> None:
                 one.result()
 
 
-@pytest.mark.parametrize("form", [Pure, Counted, Seekable])
-@pytest.mark.parametrize("last_batch", ["keep", "drop", "carry"])
-def test_positions_of_one_run_agree_wherever_they_are(form: Any, last_batch: str) -> None:
-    """In the middle of chunks, at the ends of epochs and beyond, on whichever queue."""
-
-    def feed() -> feeder.Coordinator:
-        return make(form(5, 3), devices=3, epochs=4, last_batch=last_batch)
-
-    states: dict[tuple[int, int], Any] = {}
-    rest: dict[tuple[int, int], list[int]] = {}
-    with serving(feed) as server, ExitStack() as stack:
-        readers = [stack.enter_context(reading(server, queue=i)) for i in range(3)]
-        rows: dict[int, list[list[int]]] = {i: [] for i in range(3)}
-        left = dict(enumerate(readers))
-        while left:
-            for i, one in [*left.items()]:
-                states[i, len(rows[i])] = one.state_dict()
-                with suppress(StopIteration):
-                    rows[i].append(next(one)["id"].tolist())
-                    continue
-                states[i, len(rows[i])] = one.state_dict()
-                del left[i]
-    for i, num in states:
-        rest[i, num] = [row for batch in rows[i][num:] for row in batch]
-    least = min(map(len, rows.values()))
-    for shift in range(0, least, 2):
-        at = {i: min(len(rows[i]), (i * shift + shift // 2) % (least + 1)) for i in range(3)}
-        with serving(feed) as server, ExitStack() as stack:
-            readers = [
-                stack.enter_context(reading(server, queue=i, resume=states[i, num], rejoin=True))
-                for i, num in at.items()
-            ]
-            got = [Aside(lambda one=one: ids(one)) for one in readers]
-            assert [one.result() for one in got] == [rest[i, num] for i, num in at.items()]
-
-
 def test_one_whose_connection_broke_is_known_when_it_comes_back() -> None:
     """It had batches of this server, and who stands ahead of it had none."""
     token = token_after(Chunks(2), 120)
@@ -192,10 +146,7 @@ def test_one_whose_connection_broke_is_known_when_it_comes_back() -> None:
             state = first.state_dict()
         with reading(server, queue=0, resume=token, rejoin=True, credit=2) as foreign:
             seen += ids([next(innocent)])
-            inbox = innocent._loop.inbox
-            innocent._loop.call_soon(lambda: innocent._loop._lose("broken by the test"))
-            while inbox.num_opened < 2:
-                threading.Event().wait(0.001)
+            break_connection(innocent)
             rest = Aside(lambda: ids(innocent))
             with pytest.raises(feeder.ResumeError, match=NOT_ONE):
                 list(foreign)
@@ -226,7 +177,7 @@ def test_where_a_call_fails_as_the_feed_begins_all_are_told(rejoin: bool) -> Non
 
 def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
     """Where epochs after it give no batch, as with `last_batch="drop"`."""
-    with make(Pure(3), last_batch="drop", epochs=None) as coordinator:
+    with outside(), make(Pure(3), last_batch="drop", epochs=None) as coordinator:
         cut = next(coordinator["train"]).cut
         stream = coordinator["train"].streams[0].config.stream
     first, late = replace(cut, epoch=0, index=3, step=3), replace(cut, epoch=2, index=0, step=3)
@@ -248,7 +199,7 @@ def test_of_three_that_a_server_does_not_know_the_one_that_differs_is_told() -> 
         return make(Chunks(rows), devices=3)
 
     def token(rows: int, batches: int) -> bytes:
-        with three(rows) as coordinator:
+        with outside(), three(rows) as coordinator:
             for i in range(batches):
                 cut = next(coordinator["train"].on(i % 3)).cut
             return cut.token()

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -69,9 +69,10 @@ def read_together(consumers: Sequence[Consumer]) -> list[list[Record]]:
     return [[record for record in column if record is not None] for column in columns]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("queues", [1, 2, 3])
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("transport", "queues", "replicas"),
+    [("shared", 1, 1), ("shared", 2, 2), ("shared", 1, 4), ("ipc", 3, 2), ("tcp", 2, 2)],
+)
 def test_all_replicas_get_the_batches_of_their_queue(
     stream: list[Record], transport: str, queues: int, replicas: int
 ) -> None:
@@ -170,7 +171,7 @@ def test_one_that_is_killed_goes_on_where_it_stood_and_the_others_see_nothing(
             assert_same(records, stream[queue::2], queue)
 
 
-@pytest.mark.parametrize("replica", range(3))
+@pytest.mark.parametrize("replica", [0, 2])
 def test_a_position_of_one_replica_is_one_of_all(stream: list[Record], replica: int) -> None:
     seats = all_seats(1, 3)
     with (
@@ -233,10 +234,10 @@ def test_figures_tell_of_each_replica(stream: list[Record]) -> None:
     assert figures.batches == len(stream)
 
 
-@pytest.mark.parametrize("credit", [0, 1, 4])
+@pytest.mark.parametrize("credit", [0, 4])
 def test_memory_does_not_grow_with_the_replicas(credit: int) -> None:
     sizes = []
-    for replicas in (1, 2, 4):
+    for replicas in (1, 4):
         with (
             serving(lambda: factory(epochs=20), replicas=replicas) as server,
             sharing(server, *all_seats(1, replicas), credit=credit) as consumers,
@@ -298,39 +299,6 @@ def test_a_seat_has_one_consumer() -> None:
                 list(two)
 
 
-def in_chunks_of(rows: int) -> Callable[[], Coordinator]:
-    """200 batches of the same rows, whose positions depend on how many come at once."""
-
-    def fetch(call: feeder.Call) -> tuple[np.ndarray]:
-        if call.index >= 800 // rows:
-            raise StopIteration
-        return (np.arange(rows) + rows * call.index + 1,)
-
-    return lambda: small.make(fetch)
-
-
-def test_a_replica_with_a_position_of_another_run_is_told_so_alone() -> None:
-    with in_chunks_of(2)() as coordinator:
-        for _ in range(60):
-            token = next(coordinator["train"]).cut.token()
-    with serving(in_chunks_of(4), replicas=2) as server, reading(server, credit=2) as innocent:
-        with reading(server, replica=1) as first:
-            pairs = [(next(first), next(innocent)) for _ in range(20)]
-            got, seen = (small.ids(batches) for batches in zip(*pairs, strict=True))
-            state = first.state_dict()
-        with reading(server, replica=1, resume=token, rejoin=True) as foreign:
-            rest = small.Aside(lambda: small.ids(innocent))
-            with pytest.raises(
-                feeder.ResumeError, match=r"of queue 0, replica \d .* and queue 0, replica \d "
-            ):
-                list(foreign)
-        with reading(server, replica=1, resume=state, rejoin=True) as again:
-            wanted = [*range(1, 801)]
-            assert got + small.ids(again) == wanted
-        assert seen + rest.result() == wanted
-        assert innocent.stats()["reconnects"] == 0
-
-
 def test_all_replicas_are_sent_the_error_of_the_feed() -> None:
     def fetch(call: feeder.Call) -> list[np.ndarray]:
         if call.index == 2:
@@ -349,13 +317,6 @@ def test_all_replicas_are_sent_the_error_of_the_feed() -> None:
             with pytest.raises(feeder.FetchError, match="the disk is gone"):
                 next(consumer)
         assert server.wait(WAIT_S)
-
-
-def test_a_server_ends_once_all_replicas_have_had_everything(stream: list[Record]) -> None:
-    with serving(factory, replicas=2, exit_when="acknowledged") as server:
-        with sharing(server, (0, 0), (0, 1)) as consumers:
-            read_together(consumers)
-        assert server.wait(WAIT_S) and server.failure is None
 
 
 def test_replicas_of_different_steps_do_not_start() -> None:

@@ -1,0 +1,286 @@
+"""Servers that are away while something happens, and trainers that are: on virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+import pytest
+
+import feeder
+from feeder.service.protocol import membership
+from feeder.service.protocol.membership import (
+    Asks,
+    Attaches,
+    Died,
+    Membership,
+    NoteHung,
+    NoteLacking,
+    StartRun,
+    State,
+    StopRun,
+    Ticked,
+)
+from feeder.service.server.group import ConsumerGroup
+from served import Aside, Server, here, outside, process_of, reading, serving, wait_until
+from small import Pure, make
+
+pytestmark = pytest.mark.usefixtures("world")
+
+NUM = 200
+"""Batches of each of two queues: more than there are slots for a queue that nobody holds."""
+
+
+def ten() -> feeder.Coordinator:
+    return make(Pure(10, rows=4))
+
+
+def two_queues() -> feeder.Coordinator:
+    return make(Pure(2 * NUM, rows=4), devices=2)
+
+
+def end_one_of_two(knows: bool) -> Iterator[tuple[feeder.Consumer, str]]:
+    """Read one queue to its end, and of the other five batches and what has come; then the server
+    goes, and the first consumer. The other goes on at the next server."""
+    with ExitStack() as stack:
+        with serving(two_queues) as server:
+            first = feeder.connect(server.address, queue=0)
+            other = stack.enter_context(reading(server, queue=1, credit=4, hold=250))
+            assert len(list(islice(other, 5))) == 5
+            assert len(list(first)) == NUM
+            if knows:
+                # Both are answered after what was told before.
+                first.snapshot()
+                other.snapshot()
+        first.close()
+        yield other, server.address
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_who_ends_while_no_server_is_there_holds_nobody_back(
+    monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    if not knows:
+        # As one whose server was killed before it had heard of the end.
+        monkeypatch.setattr(ConsumerGroup, "tell_waiting", lambda group: None)
+    for other, address in end_one_of_two(knows):
+        with serving(two_queues, address):
+            assert [batch.step for batch in other] == [*range(11, 2 * NUM, 2)]
+
+
+def test_what_was_known_before_a_restart_ends_the_server_after_a_lease() -> None:
+    for other, address in end_one_of_two(True):
+        with serving(two_queues, address, exit_when="acknowledged", lease=20) as server:
+            assert [batch.step for batch in other] == [*range(11, 2 * NUM, 2)]
+            other.close()
+            assert not server.wait(10.0)
+            assert server.wait(20.0)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_who_comes_back_with_its_last_batches_unused_holds_the_end_up(goes_on: bool) -> None:
+    """Else its server ends, and who would start from its checkpoint finds none."""
+    with serving(ten) as server:
+        consumer = feeder.connect(server.address, credit=20)
+        steps = [next(consumer).step for _ in range(3)]
+        state = consumer.state_dict()
+        wait_until(lambda: consumer._loop._session.has_ended)
+        server.kill()
+    with consumer, serving(ten, server.address, exit_when="acknowledged") as server:
+        wait_until(lambda: server.group.membership.members[0].pending == 7)
+        assert not server.wait(5.0)
+        if goes_on:
+            steps += [batch.step for batch in consumer]
+        else:
+            consumer.close()
+            with reading(server, resume=state) as again:
+                steps += [batch.step for batch in again]
+        assert server.wait(60.0)
+        assert steps == [*range(10)]
+
+
+def test_before_the_first_batch_the_position_stays_though_the_server_does_not() -> None:
+    """The next one is asked for what comes after all that was received."""
+    with outside(), ten() as whole:
+        start = whole.state_dict()
+    with serving(ten) as server:
+        consumer = feeder.connect(server.address, credit=4)
+        wait_until(lambda: consumer.stats()["prefetched_batches"] > 0)
+        assert consumer.state_dict() == start
+        server.kill()
+    with consumer, serving(ten, server.address):
+        wait_until(lambda: consumer.stats()["reconnects"] > 0)
+        assert consumer.state_dict() == start
+        assert [batch.step for batch in consumer] == [*range(10)]
+
+
+def test_who_comes_back_late_is_given_all_that_is_its_own() -> None:
+    with serving(two_queues) as server:
+        late = feeder.connect(server.address, queue=0)
+        other = feeder.connect(server.address, queue=1)
+        assert [next(consumer).step for _ in range(5) for consumer in (late, other)] == [*range(10)]
+        state = late.state_dict()
+        late.close()
+    with other, serving(two_queues, server.address) as server:
+        assert [batch.step for batch in islice(other, 150)] == [*range(11, 311, 2)]
+        with reading(server, queue=0, resume=state, rejoin=True) as late:
+            rest = Aside(lambda: [batch.step for batch in other])
+            assert [batch.step for batch in late] == [*range(10, 2 * NUM, 2)]
+            assert rest.result() == [*range(311, 2 * NUM, 2)]
+
+
+def is_stopped_before_it_is_ready(server: Server, queue: int, **settings: Any) -> Aside:
+    """Connect, and be stopped once the server has given the queue, before it can take batches."""
+    connecting = Aside(lambda: feeder.connect(server.address, queue=queue, **settings))
+    members = server.group.membership.members
+    wait_until(lambda: members[queue].state is State.JOINING)
+    here().consumers[-1].pause()
+    return connecting
+
+
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_who_is_lost_before_it_could_take_batches_is_not_waited_for(how: str) -> None:
+    with serving(two_queues, lease=3) as server:
+        lost = is_stopped_before_it_is_ready(server, 1, rejoin=True)
+        process = here().consumers[-1]
+        with reading(server, queue=0, rejoin=True) as consumer:
+            consumer.snapshot()  # Answered once it can take batches.
+            if how == "dies":
+                process.kill()
+            assert [batch.step for batch in islice(consumer, NUM)] == [*range(0, 2 * NUM, 2)]
+        process.kill()
+        process.loop._run_last_tasks(feeder.ClosedError("it was killed"))
+        with pytest.raises(feeder.ClosedError):
+            lost.result()
+
+
+@pytest.mark.parametrize(("goes_back", "wait_s"), [(True, membership.RETURN_S), (False, 30.0)])
+def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: float) -> None:
+    """Where the feed could not go back for who comes later, for as long as for one that hangs."""
+    feed = Membership(2, 30.0, goes_back=goes_back)
+    feed.handle(Asks(0, "me", rejoins=True), 0.0)
+    assert feed.look_at == 30.0  # It waits for nothing but that the lease runs out.
+    assert feed.handle(Attaches(0), 1.0) == [StopRun()]
+    # Who hangs before it can take batches is not here, and the time does not begin anew.
+    feed.handle(Asks(1, "other", rejoins=True), 1.0)
+    feed.members[0].expires, feed.members[1].expires = 100.0, 2.0
+    feed.handle(Ticked(), 2.0)
+    if not goes_back:  # Else it is waited for, until it is gone.
+        assert feed.look_at == 100.0
+        feed.handle(Died(1), 1.0)
+    until = feed.look_at
+    assert until == 1.0 + wait_s
+    assert feed.handle(Ticked(), until - 0.01) == []
+    assert feed.handle(Ticked(), until) == [
+        NoteLacking([1], wait_s), StartRun((0,), [0, math.inf], [0, math.inf], True)
+    ]  # fmt: skip
+    assert feed.handle(membership.Used(0), until) == []
+
+
+def test_who_goes_on_from_the_start_is_told_that_another_starts_from_a_checkpoint() -> None:
+    """As a trainer that compiles for long, while another is put back to its own checkpoint: theirs
+    are different weights. The one that is put back waits until the other comes with that step."""
+    with serving(two_queues) as server, reading(server, queue=0, credit=4) as late:
+        with reading(server, queue=1, credit=4) as early:
+            assert [next(early).step for _ in range(6)] == [*range(1, 12, 2)]
+            state = early.state_dict()
+        with reading(server, queue=1, credit=4, resume=state) as early:
+            rest = Aside(lambda: [batch.step for batch in early])
+            with pytest.raises(feeder.ResumeError, match="queue 1's checkpoint is of step 12"):
+                list(late)
+            with reading(server, queue=0, credit=4, resume=state) as late:
+                assert [batch.step for batch in late] == [*range(12, 2 * NUM, 2)]
+            assert rest.result() == [*range(13, 2 * NUM, 2)]
+
+
+def test_who_comes_back_to_its_checkpoint_alone_holds_nobody_up() -> None:
+    with serving(two_queues) as server, reading(server, queue=0, credit=4) as late:
+        with reading(server, queue=1, credit=4) as early:
+            assert [next(early).step for _ in range(6)] == [*range(1, 12, 2)]
+            state = early.state_dict()
+        with reading(server, queue=1, credit=4, resume=state, rejoin=True) as early:
+            rest = Aside(lambda: [batch.step for batch in early])
+            assert [batch.step for batch in late] == [*range(0, 2 * NUM, 2)]
+            assert rest.result() == [*range(13, 2 * NUM, 2)]
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_who_was_taken_for_hung_and_goes_on_ends_the_others_wait(
+    is_ready: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(two_queues, lease=3) as server:
+        if is_ready:
+            stopped = Aside(lambda: feeder.connect(server.address, queue=0))
+            process_of(stopped.result()).pause()
+        else:
+            stopped = is_stopped_before_it_is_ready(server, 0)
+        wait_until(lambda: server.group.membership.members[0].hangs)
+        assert "was not heard of for 3 s" in caplog.text
+        with reading(server, queue=1) as consumer:
+            consumer.snapshot()  # Answered once it can take batches.
+            here().consumers[0].go_on()
+            assert next(consumer).step == 1
+            with stopped.result() as other:
+                assert next(other).step == 0
+
+
+def test_where_everybody_has_had_everything_nothing_is_fetched() -> None:
+    calls: list[int] = []
+
+    def fetch(call: feeder.Call) -> Any:
+        calls.append(call.index)
+        return Pure(20, rows=4)(call)
+
+    with serving(lambda: make(fetch)) as server:
+        with reading(server) as consumer:
+            assert len(list(consumer)) == 20
+            state = consumer.state_dict()
+        calls.clear()
+        with reading(server, resume=state) as consumer:
+            assert not list(consumer)
+            consumer.snapshot()
+    assert not calls
+
+
+def test_a_feed_that_cannot_go_back_waits_for_who_hangs_before_it_is_ready() -> None:
+    feed = Membership(2, 30.0, goes_back=False)
+    for queue in range(2):
+        feed.handle(Asks(queue, "somebody", rejoins=True), 0.0)
+    feed.handle(Attaches(0), 20.0)
+    feed.members[0].expires = math.inf
+    assert [type(one) for one in feed.handle(Ticked(), 30.0)] == [NoteHung, StopRun]
+    assert feed.look_at == math.inf
+    assert feed.handle(Ticked(), 1e9) == []
+
+
+# ---- two living servers
+
+
+@pytest.mark.parametrize("order", ["alike", "reversed"])
+def test_trainers_at_two_servers_find_each_other(order: str) -> None:
+    first, second = "ipc:///virtual/first", "ipc:///virtual/second"
+    others = [first, second] if order == "alike" else [second, first]
+    with (
+        serving(two_queues, second),
+        reading(*others, queue=1) as right,
+        serving(two_queues, first),
+        reading(first, second, queue=0) as left,
+    ):
+        rest = Aside(lambda: [batch.step for batch in left])
+        assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
+        assert rest.result() == [*range(0, 2 * NUM, 2)]
+
+
+def test_who_waits_at_the_only_server_comes_back_to_it() -> None:
+    with (
+        serving(two_queues) as server,
+        reading("ipc:///virtual/nowhere", server, queue=0) as left,
+    ):
+        rest = Aside(lambda: [batch.step for batch in left])
+        wait_until(lambda: left.stats()["reconnects"] >= 2)
+        with reading(server, queue=1) as right:
+            assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
+        assert rest.result() == [*range(0, 2 * NUM, 2)]
