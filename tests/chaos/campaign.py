@@ -3,7 +3,7 @@
 A campaign is a row of legs. In each a server and three trainers on three queues run a feed from
 start to end while faults strike them: at random times and at every named point of the code. What
 survives in the trainers' checkpoints is compared with the stream of a naive feeder. Run by
-`scripts/chaos`.
+`scripts/nightly chaos`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _tell(leg: Leg, folder: Path, plan: Sequence[Fault]) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; ends the process where they are wrong."""
-    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/nightly chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=50, metavar="N", help="how many (50)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the plan (1)")
     parser.add_argument("--plant", default="", choices=PLANTS, help="a bug, to see it caught")

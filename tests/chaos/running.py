@@ -1,4 +1,4 @@
-"""How the tests here run `scripts/chaos`."""
+"""How the tests here run `scripts/nightly chaos`."""
 
 from __future__ import annotations
 

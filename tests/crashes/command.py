@@ -2,7 +2,7 @@
 
 `--states` looks at random states of a disk after a loss of power: the store that is shipped, over
 a disk that forgets what it may. `--kills` sends SIGKILL to processes that save, at random moments.
-Run by `scripts/crash-states`; the exit status is 0 when everything acknowledged was there.
+Run by `scripts/nightly crash-states`; the exit status is 0 when everything acknowledged was there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from crashes.power import lose_power
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; ends the process where they are wrong."""
-    parser = argparse.ArgumentParser(prog="scripts/crash-states", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/nightly crash-states", description=__doc__)
     add = parser.add_argument
     add("--states", type=int, default=20_000, metavar="N", help="states of the disk (20000)")
     add("--kills", type=int, default=200, metavar="N", help="processes killed (200)")

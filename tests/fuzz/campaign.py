@@ -213,7 +213,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _tell(done: Done, keep: str | None) -> None:
     entry, seed = done.share.entry, done.share.seed
     print(f"FOUND at input {done.number} of {entry!r}:\n{done.told.strip()}")
-    print(f"again: scripts/fuzz --only {entry} --seed {seed} --first {done.number} --inputs 1")
+    print(f"again: scripts/nightly fuzz --only {entry} --seed {seed} --first {done.number} --inputs 1")
     if keep is not None:
         path = Path(keep) / f"{entry}-{seed}-{done.number}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ def _tell(done: Done, keep: str | None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser("scripts/fuzz", description=__doc__)
+    parser = argparse.ArgumentParser("scripts/nightly fuzz", description=__doc__)
     add, names = parser.add_argument, [name for name in PLANTS if name]
     add("--inputs", type=int, default=2_000, metavar="N", help="of each entry (%(default)s)")
     add("--codec-inputs", type=int, metavar="N", help="of the codec; as many by default")

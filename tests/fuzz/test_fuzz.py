@@ -72,7 +72,7 @@ def test_a_planted_mistake_is_seen_and_can_be_had_again(
     assert status == 1, output
     assert "FOUND at input 7 of 'codec'" in output
     assert said in output
-    assert "scripts/fuzz --only codec --seed 2 --first 7 --inputs 1" in output
+    assert "scripts/nightly fuzz --only codec --seed 2 --first 7 --inputs 1" in output
     assert (tmp_path / "codec-2-7").read_bytes() == make_input("codec", 2, 7)
     assert run_fuzz(*words, "--first", "7", "--inputs", "1")[0] == 1
 
