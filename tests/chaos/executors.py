@@ -112,6 +112,10 @@ class Legs:
         """SIGKILLs in all."""
         return self.num_trainers + self.num_processes
 
+    def told(self) -> str:
+        """What was killed."""
+        return f"{self.num_processes} processes and {self.num_trainers} trainers"
+
     def _on_batch(self, num: int) -> None:
         """A trainer has come to a batch."""
 
@@ -172,22 +176,12 @@ class Legs:
 
 def run_legs(legs: Legs, num_kills: int) -> int:
     """Run legs until so many have been killed; returns the exit status."""
+    status = 0
     try:
         while legs.num_kills < num_kills:
             legs.run_leg()
     except (Hang, Wrong) as error:
         print(f"FAILED, {type(error).__name__}: {error}", flush=True)
-        return 1
-    return 0
-
-
-def strike_executors(num_kills: int, seed: int) -> int:
-    """Run legs until so many have been killed; returns the exit status."""
-    legs = Legs(seed)
-    status = run_legs(legs, num_kills)
-    print(
-        f"seed {seed}: {legs.num_processes} processes and {legs.num_trainers} trainers killed in "
-        f"{legs.num_legs} legs",
-        flush=True,
-    )
+        status = 1
+    print(f"{legs.told()} killed in {legs.num_legs} legs, {status} failures", flush=True)
     return status

@@ -14,7 +14,7 @@ from typing import Any
 
 import feeder
 from chaos.ledger import Checkpoint, Ledger
-from chaos.plants import plant_what_was_asked
+from chaos.processes import plant_what_was_asked
 from chaos.streams import Record, digest
 from feeder.errors import LeaseLost, RemoteError
 
