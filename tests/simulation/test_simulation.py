@@ -13,6 +13,8 @@ from simulation.shrink import shrink
 from simulation.simulate import campaign, replay, run, show, simulated
 from simulation.stream import Feed
 
+pytestmark = pytest.mark.served
+
 RUNS = 100
 CALM = Plan(seed="calm", feed=Feed(2, 60, 2, 2, 1, "keep"), credits=(2, 2))
 
@@ -46,7 +48,6 @@ def test_nor_where_a_round_begins_in_each_epoch() -> None:
         ("a position before the first batch moves", "positions"),
         ("waits for one that had all", "waits"),
         ("the base of a lease", "errors"),
-        ("an epoch begins no round", "errors"),
     ],
 )
 def test_a_bug_is_found_by_what_it_breaks(name: str, invariant: str) -> None:
