@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from chaos.crew import Wrong
-from chaos.executor_trainer import Store, digest
+from chaos.executor_trainer import Store
 from chaos.processes import ROOT, Hang
+from chaos.streams import digest
 from feeds import expected
 from fetches import FORMS, PATTERNS, make_fetch
 from lineage import ends_of
@@ -134,7 +135,7 @@ class Legs:
         pattern = dice.choice(["single", "small", "ragged", "gaps"])
         assert pattern in PATTERNS
         wanted = [
-            digest(record)
+            digest(record).hex()
             for record in expected(make_fetch(form, pattern), pure=form == "pure", **settings)
         ]
         folder = Path(tempfile.mkdtemp(prefix="chaos-"))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from planted.bug import BUGS, planted
@@ -19,6 +20,7 @@ from project import ROOT
 
 PLANT = "CHAOS_PLANT"
 """The variable that names a planted bug to a child."""
+_PLANTED = ExitStack()
 PLANTS = [bug.name for bug in BUGS.values() if "chaos" in bug.by]
 
 
@@ -100,7 +102,7 @@ def _environment(extra: Mapping[str, str]) -> dict[str, str]:
 def plant_what_was_asked() -> None:
     """In a child: plant the bug that it is told, if any, for as long as it lives."""
     if name := os.environ.get(PLANT):
-        planted(BUGS[name]).__enter__()
+        _PLANTED.enter_context(planted(BUGS[name]))
 
 
 class Watch:

@@ -13,7 +13,7 @@ import pytest
 
 from chaos.faults import BLOWS, TRANSPORTS, Plan
 from chaos.processes import PLANTS
-from chaos.streams import FORMS, NUM_QUEUES, Record, chain_of, make, reference
+from chaos.streams import FORMS, NUM_QUEUES, chain_of, make, reference
 from feeder.service.faults import POINTS
 from project import ROOT
 
@@ -73,7 +73,7 @@ def test_most_cuts_of_a_fetch_function_leave_rows_over(form: str) -> None:
 
 
 def test_a_chain_tells_the_order_and_the_number_of_batches() -> None:
-    first, second = (Record(i, 0, i, 8, bytes(16)) for i in range(2))
+    first, second = bytes(16), bytes([1] * 16)
     chains = {chain_of(r) for r in ([first], [first, second], [second, first], [first, first])}
     assert len(chains) == 4
 

@@ -44,6 +44,8 @@ class Bug:
     case."""
     by: tuple[str, ...] = ()
     """Who else finds it: `simulation`, `simulation of epochs`, `chaos`."""
+    seed: int = 0
+    """A seed with which the simulator finds it."""
 
     @property
     def file(self) -> str:

@@ -75,7 +75,7 @@ TWO = {"devices": 2, "max_buffered_batches": 8}
 SITUATIONS = {
     "slow fetch": Situation(
         "fetch-bound", lambda: make(slow(0.02, rows())), (0.0,),
-        r"slowest, (2\d|[3-9]\d|1\d\d)[\d.]* ms a call.*; raise num_threads from 2"),
+        r"slowest, (2\d|[3-9]\d|1\d\d)[\d.]* ms a call; .*raise num_threads from 2"),
     "fewer threads than workers": Situation(
         "fetch-bound",
         lambda: make(of_workers(lambda worker: 0.01), num_worker_threads=4, num_threads=1), (0.0,),
