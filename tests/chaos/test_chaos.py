@@ -19,6 +19,8 @@ from project import ROOT
 
 LIMIT_S = 90
 
+pytestmark = pytest.mark.process
+
 
 def run_chaos(folder: Path, *arguments: str) -> tuple[int, str]:
     """Run a campaign in a process of its own, whose children are its own; returns exit status and
@@ -37,7 +39,6 @@ def run_chaos(folder: Path, *arguments: str) -> tuple[int, str]:
     return process.returncode, output
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     "campaign", ["--faults 3 --transport shared", "--soak 600", "--executors 3"]
 )

@@ -18,6 +18,8 @@ from feeder.checkpoint.store import CheckpointStore
 from feeder.durable import Fs, OsFs
 from small import Pure, ids, make
 
+pytestmark = pytest.mark.served
+
 
 def begun(folder: Path) -> Path:
     """Return a folder in which two snapshots are saved, of steps 1 and 2."""

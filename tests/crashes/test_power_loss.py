@@ -13,6 +13,8 @@ from crashes.power import lose_power
 from feeder import durable
 from feeder.checkpoint.store import CheckpointStore
 
+pytestmark = pytest.mark.served
+
 FEW_STATES = 1_000
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planted.bug import BUGS, planted
-from simulation.faults import DISK_KINDS, KINDS, Fault, Plan, draw
+from simulation.faults import DISK_KINDS, KINDS, RESIZE, Fault, Plan, draw
 from simulation.planted import SIMULATED, search
 from simulation.shrink import shrink
 from simulation.simulate import campaign, replay, run, show, simulated
@@ -51,6 +51,7 @@ def test_nor_where_a_round_begins_in_each_epoch() -> None:
         ("what is pending counts as used", "stored"),
         ("two holders", "holders"),
         ("the base of a lease", "errors"),
+        ("whoever deals", "errors"),
         ("an epoch begins no round", "errors"),
     ],
 )
@@ -113,4 +114,4 @@ def test_who_has_nothing_of_a_new_job_when_its_server_dies_is_told_to_come_back(
 
 def test_faults_of_all_kinds_come() -> None:
     kinds = {fault.kind for seed in range(300) for fault in draw(seed).faults}
-    assert kinds == {*KINDS, *DISK_KINDS}
+    assert kinds == {*KINDS, *DISK_KINDS, RESIZE}
