@@ -44,8 +44,8 @@ class Bug:
     case."""
     by: tuple[str, ...] = ()
     """Who else finds it: `simulation`, `simulation of epochs`, `chaos`."""
-    seed: int = 0
-    """A seed with which the simulator finds it."""
+    seed: int | None = None
+    """A seed with which the simulator finds it, where one is known."""
 
     @property
     def file(self) -> str:
@@ -128,7 +128,9 @@ def _spans(text: str) -> dict[str, list[tuple[int, int]]]:
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
     """The bug is in this process: its function has the code that it has in the planted text."""
-    module = importlib.import_module(bug.file.removesuffix(".py").replace("/", "."))
+    name = bug.file.removesuffix(".py").replace("/", ".")
+    # Under its bare name a module of the engine would be another one.
+    module = importlib.import_module(f"feeder.{name}" if name.startswith("workers.") else name)
     found: Any = attrgetter(bug.symbol)(module)
     function = found.fget if isinstance(found, property) else found
     code = compile(planted_text(bug), str(ROOT / bug.file), "exec")

@@ -15,9 +15,10 @@ SIMULATED = {name: bug for name, bug in BUGS.items() if "simulation" in " ".join
 def search(bug: Bug, most: int) -> tuple[int, Outcome | None]:
     """Run seeds with the bug until an invariant fails, first the one that is known; returns the
     number of runs, and the one that failed."""
+    seeds = () if bug.seed is None else (bug.seed,)
     num, rounds = 0, "epoch" if "simulation of epochs" in bug.by else "stream"
     with planted(bug):
-        for outcome in campaign((bug.seed, *range(most)), rounds):
+        for outcome in campaign((*seeds, *range(most)), rounds):
             num += 1
             if outcome.violation:
                 return num, outcome
