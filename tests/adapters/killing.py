@@ -6,8 +6,8 @@ that rank alone. The job is killed with SIGKILL at events of its log that a seed
 checkpoints, ends of epochs; often before it has done a step again. What each rank then notes of a
 step (the digest of its batch, its loss, the weights) has to be what the undisturbed job noted.
 
-    scripts/kill-trainers --kills 50 --seed 1
-    scripts/kill-trainers --framework jax --kills 20     # see killing_alone.py
+    scripts/nightly kill-trainers --kills 50 --seed 1
+    scripts/nightly kill-trainers --framework jax --kills 20     # see killing_alone.py
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def resized(sizes: Sequence[int], seed: int) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/kill-trainers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/nightly kill-trainers", description=__doc__)
     parser.add_argument("--kills", type=int, default=50, help="how often the job is killed")
     parser.add_argument("--seed", type=int, default=1, help="which events it is killed at")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="of each start in turn")

@@ -37,6 +37,11 @@ class ActorLegs(Legs):
     def num_kills(self) -> int:
         return super().num_kills + self.num_nodes
 
+    def told(self) -> str:
+        return (
+            f"{self.num_processes} actors, {self.num_nodes} nodes and {self.num_trainers} drivers"
+        )
+
     def run_leg(self) -> None:
         self._left = _NODES_A_LEG
         super().run_leg()
@@ -74,10 +79,4 @@ def strike_actors(num_kills: int, seed: int) -> int:
     with small_cluster(_NODE, connects=False) as cluster:
         os.environ["RAY_ADDRESS"] = cluster.address
         legs = ActorLegs(seed, cluster)
-        status = run_legs(legs, num_kills)
-    print(
-        f"seed {seed}: {legs.num_processes} actors, {legs.num_nodes} nodes and {legs.num_trainers} "
-        f"drivers killed in {legs.num_legs} legs",
-        flush=True,
-    )
-    return status
+        return run_legs(legs, num_kills)

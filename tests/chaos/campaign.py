@@ -3,7 +3,7 @@
 A campaign is a row of legs. In each a server and three trainers on three queues run a feed from
 start to end while faults strike them: at random times and at every named point of the code. What
 survives in the trainers' checkpoints is compared with the stream of a naive feeder. Run by
-`scripts/chaos`.
+`scripts/nightly chaos`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from pathlib import Path
 
 from chaos.actors import strike_actors
 from chaos.crew import Crew, Wrong
-from chaos.executors import strike_executors
+from chaos.executors import Legs, run_legs
 from chaos.faults import BLOWS, TRANSPORTS, Fault, Plan, fits
 from chaos.leg import Leg
-from chaos.plants import PLANTS
-from chaos.processes import Hang, Watch
+from chaos.processes import PLANTS, Hang, Watch
 from chaos.soak import soak
 from chaos.streams import FORMS
 from feeder.service.faults import POINTS
@@ -56,13 +55,13 @@ class Campaign:
     def num_faults(self) -> int:
         return self.hits.total()
 
-    def run_leg(self) -> None:
-        """Run the next leg. Raises `Hang` and `Wrong`, having said where."""
+    def run_leg(self, most: int) -> None:
+        """Run a leg of so many faults at most. Raises `Hang` and `Wrong`, having said where."""
         transport = self._transports[self.num_legs % len(self._transports)]
         forms = list(FORMS)
         form = forms[(self.num_legs + self.num_legs // len(forms)) % len(forms)]
         self.num_legs += 1
-        plan = list(self._plan.leg(transport, FAULTS_PER_LEG))
+        plan = list(self._plan.leg(transport, min(FAULTS_PER_LEG, most)))
         dice = random.Random(self._dice.random())
         folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         started = time.monotonic()
@@ -120,7 +119,7 @@ def _tell(leg: Leg, folder: Path, plan: Sequence[Fault]) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; ends the process where they are wrong."""
-    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/nightly chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=50, metavar="N", help="how many (50)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the plan (1)")
     parser.add_argument("--plant", default="", choices=PLANTS, help="a bug, to see it caught")
@@ -153,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.soak is not None:
         return soak(options.soak)
     if options.executors is not None:
-        return strike_executors(options.executors, options.seed)
+        return run_legs(Legs(options.seed), options.executors)
     if options.actors is not None:
         return strike_actors(options.actors, options.seed)
     transports = TRANSPORTS if options.transport == "all" else (options.transport,)
@@ -162,16 +161,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     try:
         while campaign.num_faults < options.faults:
-            campaign.run_leg()
+            campaign.run_leg(options.faults - campaign.num_faults)
     except (Hang, Wrong) as error:
         _say(f"FAILED, {type(error).__name__}: {error}")
         status = 1
     seconds = time.monotonic() - started
     _say(campaign.histogram())
     _say(
-        f"seed {options.seed}: {campaign.num_faults} faults in {campaign.num_legs} legs and "
-        f"{seconds:.0f} s, {60 * campaign.num_faults / seconds:.0f} faults/minute; every point "
-        f"hit at least {campaign.fewest} times; not come to in time: {dict(campaign.missed)}"
+        f"seed {options.seed}: {campaign.num_faults} faults in {campaign.num_legs} legs, {status} "
+        f"failures in {seconds:.0f} s; every point hit at least {campaign.fewest} times; not come "
+        f"to in time: {dict(campaign.missed)}"
     )
     if campaign.fewest < options.least:
         _say(f"FAILED: expected every point to be hit at least {options.least} times")

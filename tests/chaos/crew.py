@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.ledger import Ledger
-from chaos.plants import VARIABLE as PLANT
-from chaos.processes import Child, Hang, Holds, Watch, members
+from chaos.processes import PLANT, Child, Hang, Holds, Watch, members
 from chaos.streams import NUM_QUEUES
 from chaos.trainer import FENCED, HURRY
 from feeder.service.faults import VARIABLE as FAULT

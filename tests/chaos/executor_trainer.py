@@ -8,7 +8,6 @@ and how many processes it has killed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -18,15 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import feeder
+from chaos.streams import digest
 from feeds import Record, deal, note, running
 from fetches import make_fetch
 from lineage import descendants
 from remote import pause
-
-
-def digest(record: Record) -> str:
-    """Return what tells a batch from another one."""
-    return hashlib.blake2b(repr(record).encode(), digest_size=8).hexdigest()
 
 
 class Store:
@@ -42,7 +37,7 @@ class Store:
 
     def add(self, record: Record, token: bytes) -> None:
         """Store one more batch."""
-        self.digests.append(digest(record))
+        self.digests.append(digest(record).hex())
         self.token = token
         state = {"digests": self.digests, "token": token.hex()}
         new = self.path.with_suffix(".new")

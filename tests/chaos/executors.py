@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from chaos.crew import Wrong
-from chaos.executor_trainer import Store, digest
+from chaos.executor_trainer import Store
 from chaos.processes import ROOT, Hang
+from chaos.streams import digest
 from feeds import expected
 from fetches import FORMS, PATTERNS, make_fetch
 from lineage import ends_of
@@ -112,6 +113,10 @@ class Legs:
         """SIGKILLs in all."""
         return self.num_trainers + self.num_processes
 
+    def told(self) -> str:
+        """What was killed."""
+        return f"{self.num_processes} processes and {self.num_trainers} trainers"
+
     def _on_batch(self, num: int) -> None:
         """A trainer has come to a batch."""
 
@@ -130,7 +135,7 @@ class Legs:
         pattern = dice.choice(["single", "small", "ragged", "gaps"])
         assert pattern in PATTERNS
         wanted = [
-            digest(record)
+            digest(record).hex()
             for record in expected(make_fetch(form, pattern), pure=form == "pure", **settings)
         ]
         folder = Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -172,22 +177,12 @@ class Legs:
 
 def run_legs(legs: Legs, num_kills: int) -> int:
     """Run legs until so many have been killed; returns the exit status."""
+    status = 0
     try:
         while legs.num_kills < num_kills:
             legs.run_leg()
     except (Hang, Wrong) as error:
         print(f"FAILED, {type(error).__name__}: {error}", flush=True)
-        return 1
-    return 0
-
-
-def strike_executors(num_kills: int, seed: int) -> int:
-    """Run legs until so many have been killed; returns the exit status."""
-    legs = Legs(seed)
-    status = run_legs(legs, num_kills)
-    print(
-        f"seed {seed}: {legs.num_processes} processes and {legs.num_trainers} trainers killed in "
-        f"{legs.num_legs} legs",
-        flush=True,
-    )
+        status = 1
+    print(f"{legs.told()} killed in {legs.num_legs} legs, {status} failures", flush=True)
     return status

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from chaos.streams import Record
-
-_RECORD = struct.Struct("<qqqq16s")
+_RECORD = struct.Struct("<q16s")
 _CHECKPOINT = struct.Struct("<q16s")
 
 
@@ -41,14 +39,14 @@ class Ledger:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
 
     @staticmethod
-    def write(descriptor: int, record: Record) -> None:
-        """Write a record down."""
-        os.write(descriptor, _RECORD.pack(*record))
+    def write(descriptor: int, step: int, digest: bytes) -> None:
+        """Write a record down: the step of a batch, and its digest."""
+        os.write(descriptor, _RECORD.pack(step, digest))
 
-    def records(self) -> Iterator[tuple[str, list[Record]]]:
+    def records(self) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
         """Yield the records of each process, with the file's name."""
         for path in sorted(self.folder.glob(f"{self.queue}-*.records")):
-            yield path.name, [Record(*found) for found in _RECORD.iter_unpack(path.read_bytes())]
+            yield path.name, list(_RECORD.iter_unpack(path.read_bytes()))
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, whole or not at all."""

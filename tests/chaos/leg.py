@@ -7,7 +7,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 
 from chaos.crew import RECOVER_S, Crew, Wrong
 from chaos.faults import AT_END, Fault
@@ -185,12 +184,12 @@ def check(crew: Crew) -> None:
         for name, got in crew.ledgers[queue].records():
             if not got:
                 continue
-            first = got[0].step // NUM_QUEUES
+            first = got[0][0] // NUM_QUEUES
             if first % EVERY:
                 raise Differs(f"{name} begins at batch {first}, where no checkpoint was")
-            for i, (mine, its) in enumerate(zip_longest(got, wanted[first : first + len(got)])):
-                if mine != its:
-                    raise Differs(f"{name}, record {i}: got {mine}, the reference has {its}")
+            for number, (step, mine) in enumerate(got, first):
+                if (step, [mine]) != (number * NUM_QUEUES + queue, wanted[number : number + 1]):
+                    raise Differs(f"{name}: batch {number} of the queue, step {step}, is another")
         num, chain = crew.results[queue]
         if (num, chain) != (len(wanted), chain_of(wanted).hex()):
             raise Differs(

@@ -1,4 +1,5 @@
-"""Child processes, watched without polling: what they print, when they stop and when they end."""
+"""Child processes, watched without polling: what they print, when they stop and when they end, and
+what they hold."""
 
 from __future__ import annotations
 
@@ -11,9 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from planted.bug import BUGS, planted
+from project import ROOT
+
+PLANT = "CHAOS_PLANT"
+"""The variable that names a planted bug to a child."""
+_PLANTED = ExitStack()
+PLANTS = [bug.name for bug in BUGS.values() if "chaos" in bug.by]
 
 
 class Hang(Exception):
@@ -89,6 +97,12 @@ def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     left_out = ("FEEDER_FAULT", "FEEDER_DEBUG")
     env = {name: value for name, value in os.environ.items() if name not in left_out}
     return env | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | extra
+
+
+def plant_what_was_asked() -> None:
+    """In a child: plant the bug that it is told, if any, for as long as it lives."""
+    if name := os.environ.get(PLANT):
+        _PLANTED.enter_context(planted(BUGS[name]))
 
 
 class Watch:
@@ -194,6 +208,9 @@ def _processes() -> Iterator[tuple[int, str, int]]:
             yield int(stat.parent.name), text[text.index("(") + 1 : end], int(fields[3])
 
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
 class Holds:
     """What a process holds at one moment."""
 
@@ -204,6 +221,8 @@ class Holds:
                 targets.append(os.readlink(path))
         maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
         self.descriptors = len(targets)
+        self.threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
+        self.resident_bytes = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
         self.arenas = sum("/memfd:" in target for target in targets)
         """Descriptors of sealed memory."""
         self.mappings = sum("/memfd:" in line for line in maps)

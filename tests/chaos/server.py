@@ -9,7 +9,7 @@ import sys
 from functools import partial
 
 import feeder
-from chaos.plants import plant_what_was_asked
+from chaos.processes import plant_what_was_asked
 from chaos.streams import NUM_QUEUES, make
 
 

@@ -11,7 +11,6 @@ import gc
 import os
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from statistics import median_high
 import numpy as np
 
 import feeder
-from chaos.processes import Child, Watch
+from chaos.processes import Child, Holds, Watch
 from feeder import Consumer
 
 BATCH_SIZE = 8
@@ -31,7 +30,6 @@ _WARM_UP = 0.2
 """The part of the batches after which nothing may grow any more."""
 _GROWTH_BYTES = 2 << 20
 """By how much resident memory may wander: pages of the allocator's, not of ours."""
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def make() -> feeder.Coordinator:
@@ -45,30 +43,13 @@ def make() -> feeder.Coordinator:
     )
 
 
-class Size:
-    """What a process holds that must not grow."""
-
-    def __init__(self, pid: int) -> None:
-        proc = Path(f"/proc/{pid}")
-        self.descriptors = len(list((proc / "fd").iterdir()))
-        self.threads = len(list((proc / "task").iterdir()))
-        self.mappings = (proc / "maps").read_text().count("/memfd:")
-        self.resident_bytes = int((proc / "statm").read_text().split()[1]) * _PAGE
-
-    def __str__(self) -> str:
-        return (
-            f"{self.descriptors} descriptors, {self.threads} threads, {self.mappings} mappings, "
-            f"{self.resident_bytes / 2**20:.1f} MB"
-        )
-
-
 class Soak:
     """The consumer's side, and what both processes held half-way between reconnects."""
 
     def __init__(self, address: str, server: Child) -> None:
         self._address = address
         self._pids = {"consumer": os.getpid(), "server": server.pid}
-        self.sizes: dict[str, list[Size]] = {name: [] for name in self._pids}
+        self.sizes: dict[str, list[Holds]] = {name: [] for name in self._pids}
         self.num_broken = self.num_found_again = 0
         """Connections that were broken, and those that the consumers made again."""
 
@@ -108,7 +89,7 @@ class Soak:
     def _measure(self) -> None:
         gc.collect()
         for name, pid in self._pids.items():
-            self.sizes[name].append(Size(pid))
+            self.sizes[name].append(Holds(pid))
 
     def growth(self) -> list[str]:
         """Return a line for each thing that has grown since the warm-up."""
@@ -152,14 +133,14 @@ def soak(num_batches: int) -> int:
         run.run(num_batches)
     seconds = time.monotonic() - started
     for name, sizes in run.sizes.items():
-        print(f"{name}: {sizes[int(_WARM_UP * len(sizes))]} when warm, {sizes[-1]} at the end")
+        print(f"{name}: {vars(sizes[int(_WARM_UP * len(sizes))])}, at the end {vars(sizes[-1])}")
     lines = run.growth()
     if run.num_found_again < run.num_broken - 1:
         lines.append(f"{run.num_broken} breaks, but {run.num_found_again} connections made again")
     print("\n".join(lines) or "nothing grew")
     print(
-        f"{num_batches} batches, {num_batches // PER_CONNECTION} reconnects in {seconds:.1f} s, "
-        f"{threading.active_count()} threads left"
+        f"{num_batches} batches, {num_batches // PER_CONNECTION} reconnects, {len(lines)} failures "
+        f"in {seconds:.1f} s"
     )
     return 1 if lines else 0
 

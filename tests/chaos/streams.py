@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, reduce
+from typing import Any
 
 import numpy as np
 
-from feeder import Call, Coordinator, init_data_input_workers, sources
-from fetches import BATCH_SIZE, COLUMNS, NUM_WORKERS, Pure, Replay, Seek
-from naive import naive_stream
+import feeds
+from feeder import Call, Coordinator, sources
+from fetches import Pure, Replay, Seek
 
 NUM_QUEUES = 3
 EPOCHS = 4
@@ -87,55 +87,33 @@ _PURE = ("pure", "source")
 
 def make(form: str) -> Coordinator:
     """Return a coordinator, not started, with one feed: what a server is given as its factory."""
-    return init_data_input_workers(
-        list(COLUMNS), FORMS[form](), BATCH_SIZE, NUM_WORKERS, epochs=EPOCHS, last_batch="carry",
-        seed=SEED, max_buffered_batches=24, coordinator=Coordinator(),
+    return feeds.make(
+        FORMS[form](), epochs=EPOCHS, last_batch="carry", seed=SEED, max_buffered_batches=24,
+        timeout=300.0,
     )  # fmt: skip
 
 
-class Record(NamedTuple):
-    """What a trainer writes down of a batch."""
-
-    step: int
-    epoch: int
-    index: int
-    rows: int
-    digest: bytes
-    """Of names, types, shapes and bytes of the columns."""
-
-    def chained(self, chain: bytes) -> bytes:
-        """Return the hash of this record and all before it."""
-        hasher = hashlib.blake2b(chain, digest_size=16)
-        hasher.update(repr(tuple(self)).encode())
-        return hasher.digest()
-
-
-def digest(columns: Sequence[np.ndarray]) -> bytes:
-    """Return a digest of everything in a batch."""
-    hasher = hashlib.blake2b(digest_size=16)
-    for column in columns:
-        hasher.update(f"{column.dtype.str}{column.shape}".encode())
-        hasher.update(column.tobytes())
-    return hasher.digest()
+def digest(record: feeds.Record) -> bytes:
+    """What tells a batch from all others, by its numbers and by types, shapes and bytes of its
+    columns."""
+    return hashlib.blake2b(repr(record).encode(), digest_size=16).digest()
 
 
 @cache
-def reference(form: str) -> tuple[tuple[Record, ...], ...]:
-    """Return what the trainer of each queue should write down, from the naive feeder."""
-    stream = naive_stream(
-        FORMS[form](), COLUMNS, pure=form in _PURE, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS,
-        epochs=EPOCHS, last_batch="carry", seed=SEED,
-    )  # fmt: skip
-    records = [
-        Record(step, epoch, index, rows, digest(columns))
-        for epoch, index, step, rows, columns in stream
-    ]
-    return tuple(tuple(records[queue::NUM_QUEUES]) for queue in range(NUM_QUEUES))
+def reference(form: str) -> tuple[list[bytes], ...]:
+    """Return the digests of each queue's batches, from the naive feeder."""
+    stream = feeds.expected(
+        FORMS[form](), pure=form in _PURE, epochs=EPOCHS, last_batch="carry", seed=SEED
+    )
+    digests = [digest(record) for record in stream]
+    return tuple(digests[queue::NUM_QUEUES] for queue in range(NUM_QUEUES))
 
 
-def chain_of(records: Sequence[Record]) -> bytes:
-    """Return the hash chain over records."""
-    chain = bytes(16)
-    for record in records:
-        chain = record.chained(chain)
-    return chain
+def chained(chain: bytes, one: bytes) -> bytes:
+    """Return the hash of a digest and of all before it."""
+    return hashlib.blake2b(chain + one, digest_size=16).digest()
+
+
+def chain_of(digests: Sequence[bytes]) -> bytes:
+    """Return the hash chain over digests."""
+    return reduce(chained, digests, bytes(16))

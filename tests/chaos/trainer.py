@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import feeder
+import feeds
 from chaos.ledger import Checkpoint, Ledger
-from chaos.plants import plant_what_was_asked
-from chaos.streams import Record, digest
+from chaos.processes import plant_what_was_asked
+from chaos.streams import chained, digest
 from feeder.errors import LeaseLost, RemoteError
 
 EVERY = 5
@@ -65,7 +66,7 @@ class Trainer:
         ) as consumer:  # fmt: skip
             first = num
             for batch in consumer:
-                chain = self.look_at(batch).chained(chain)
+                chain = chained(chain, self.look_at(batch))
                 num += 1
                 if num % EVERY == 0:
                     self.ledger.save(Checkpoint(num, chain, self.position(consumer, num)))
@@ -76,16 +77,15 @@ class Trainer:
             self.ledger.save(Checkpoint(num, chain, consumer.state_dict()["feeder"]))
         print("done", num, chain.hex(), flush=True)
 
-    def look_at(self, batch: Any) -> Record:
+    def look_at(self, batch: Any) -> bytes:
         """Write a batch down, keep it for a while, and see that those kept stay what they were."""
-        found = digest(batch.arrays())
-        record = Record(batch.step, batch.epoch, batch.index, batch.rows, found)
-        self.ledger.write(self.records, record)
+        found = digest(feeds.note(batch))
+        self.ledger.write(self.records, batch.step, found)
         self.kept.append((batch, found))
         if len(self.kept) > self.settings.num_kept:
             old, was = self.kept.popleft()
-            assert digest(old.arrays()) == was, f"batch {old.step} was changed while it was kept"
-        return record
+            assert digest(feeds.note(old)) == was, f"batch {old.step} was changed while it was kept"
+        return found
 
     def position(self, consumer: Any, num: int) -> bytes:
         """The consumer's position; now and then with the leftover rows, where they are known."""

@@ -42,8 +42,8 @@ class Tally:
     """Temporary files that were not."""
 
     @property
-    def is_clean(self) -> bool:
-        return self.num_old == self.num_kept == 0
+    def num_failed(self) -> int:
+        return self.num_old + self.num_kept
 
     def __str__(self) -> str:
         return (

@@ -48,8 +48,8 @@ class Tally:
     """Those in which it was newer: written, but not acknowledged yet."""
 
     @property
-    def is_clean(self) -> bool:
-        return self.num_unloadable == self.num_old == 0
+    def num_failed(self) -> int:
+        return self.num_unloadable + self.num_old
 
     def __str__(self) -> str:
         return (

@@ -1,42 +1,39 @@
-"""A process that is killed while it saves has saved what it said it had."""
+"""Processes that save are killed, or fill a disk: what they said they had saved is there."""
 
 from __future__ import annotations
 
-import re
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from project import ROOT
+
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).resolve().parents[2]
-TALLY = re.compile(
-    r"(\d+) kills during (\d+) saves: (\d+) times older than acknowledged, (\d+) times newer; "
-    r"(\d+) temporary files, (\d+) of them left"
-)
 
-
-def kill(num: int) -> list[int]:
-    """Kill so many, in a process that has no threads, and return the numbers that it tells."""
-    command = [sys.executable, "-m", "crashes.command", "--states", "0", "--kills", str(num)]
+def run(*words: str) -> str:
+    """What a module says that runs in a process of its own, which has no threads."""
     env = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-m", *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = TALLY.search(done.stdout)
-    assert found is not None
-    return [int(number) for number in found.groups()]
-
-
-def test_two_hundred_kills_lose_nothing() -> None:
-    num_kills, num_saves, num_old, num_newer, num_partials, num_left = kill(200)
-    assert (num_kills, num_old, num_left) == (200, 0, 0)
-    # The kills came in the middle of saves.
-    assert num_saves > 20
-    assert num_newer + num_partials > 10
+    return done.stdout
 
 
 def test_some_kills_lose_nothing() -> None:
-    num_kills, _, num_old, *_, num_left = kill(20)
-    assert (num_kills, num_old, num_left) == (20, 0, 0)
+    said = run("crashes.command", "--states", "0", "--kills", "20")
+    assert said.endswith("0 states and 20 kills, 0 failures\n"), said
+
+
+def test_on_a_full_disk_what_was_saved_loads_and_feeding_goes_on(tmp_path: Path) -> None:
+    found = json.loads(run("crashes.full", str(tmp_path)))
+    what = {"full": "no space left on device; free some space", "limited": "file too large"}
+    assert what[found["disk"]] in found["error"].lower()
+    assert 3 <= found["saved"] < 100
+    assert found["loaded"] == found["loaded_after"] == found["saved"]
+    assert (found["partials"], found["partials_of_large"]) == ([], [])
+    assert found["equal"]
+    assert (found["saves"], found["failed_saves"] > 0) == (0, True)

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import re
+import copy
 import shlex
 from functools import reduce
 from operator import getitem
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 
-from deploy.kuberay import read_job
+from deploy import test_deploy_files as files
+from deploy.kuberay import problems
 from deploy.test_deploy_files import BATCH_PORT, DEPLOY, STATUS_PORT, UID, parse
 from feeder.executors.cluster import OLDEST
 
-pytestmark = pytest.mark.process
-
-OVERLAY = DEPLOY / "k8s/overlays/kuberay"
+OVERLAY = "k8s/overlays/kuberay"
 DASHBOARD_PORT, GCS_PORT = 8265, 6379
 
 
 def load(name: str) -> Any:
     """The only document of a file."""
-    return yaml.safe_load((OVERLAY / name).read_text())
+    return files.load(f"{OVERLAY}/{name}")
 
 
 def policies() -> dict[str, Any]:
     """Who may come, by the policy's name."""
-    found = yaml.safe_load_all((OVERLAY / "networkpolicy.yaml").read_text())
+    found = yaml.safe_load_all((DEPLOY / OVERLAY / "networkpolicy.yaml").read_text())
     return {one["metadata"]["name"]: one["spec"] for one in found}
 
 
@@ -39,35 +37,32 @@ def cluster() -> dict[str, Any]:
 
 
 def test_fields_are_those_of_the_operator() -> None:
-    job = read_job(load("rayjob.yaml")).spec
-    assert job.ray_cluster_spec is not None
-    for group in job.ray_cluster_spec.worker_group_specs:
-        assert group.replicas is not None
-        assert group.min_replicas <= group.replicas <= group.max_replicas
+    assert list(problems(load("rayjob.yaml"))) == []
+    for group in cluster()["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
 
 
 HEAD = ("spec", "rayClusterSpec", "headGroupSpec")
+POD = (*HEAD, "template", "spec")
 WRONG: dict[str, tuple[tuple[Any, ...], Any, str]] = {
-    "of a job": (("spec", "backOffLimit"), 10, "unknown field `backOffLimit`"),
-    "of a cluster": (("spec", "rayClusterSpec", "autoscaling"), True, "unknown field"),
-    "of a head": ((*HEAD, "replicas"), 1, "unknown field `replicas`"),
-    "of a pod": ((*HEAD, "template", "spec", "serviceAccount"), "feeder", "unknown field"),
-    "of a container": (
-        (*HEAD, "template", "spec", "containers", 0, "envs"), [], "unknown field `envs`"
-    ),
-    "a number for text": ((*HEAD, "rayStartParams", "num-cpus"), 0, "Expected `str`, got `int`"),
-    "text for a number": (("spec", "backoffLimit"), "10", "Expected `int | null`, got `str`"),
+    "of a job": (("spec", "backOffLimit"), 10, "no field backOffLimit"),
+    "of a cluster": (("spec", "rayClusterSpec", "autoscaling"), True, "no field autoscaling"),
+    "of a head": ((*HEAD, "replicas"), 1, "no field replicas"),
+    "of a pod": ((*POD, "serviceAccount"), "feeder", "no field serviceAccount"),
+    "of a container": ((*POD, "containers", 0, "envs"), [], "no field envs"),
+    "a number for text": ((*HEAD, "rayStartParams", "num-cpus"), 0, "0 is none of"),
+    "text for a number": (("spec", "backoffLimit"), "10", "'10' is none of"),
     "no such mode": (
-        ("spec", "rayClusterSpec", "autoscalerOptions", "upscalingMode"), "Fast", "Invalid enum"
+        ("spec", "rayClusterSpec", "autoscalerOptions", "upscalingMode"), "Fast", "'Fast' is none"
     ),
     "a port without a name": (
-        (*HEAD, "template", "spec", "containers", 0, "ports", 0), {"containerPort": 1}, "`name`"
+        (*POD, "containers", 0, "ports", 0), {"containerPort": 1}, "name is missing"
     ),
     "no quantity": (
-        (*HEAD, "template", "spec", "containers", 0, "resources", "limits", "memory"), "8 GiB",
-        "matching regex",
+        (*POD, "containers", 0, "resources", "limits", "memory"), "8 GiB", "'8 GiB' is none of"
     ),
-    "no head": (("spec", "rayClusterSpec"), {}, "missing required field `headGroupSpec`"),
+    "a volume of two kinds": ((*POD, "volumes", 0, "emptyDir"), {"sizeLimit": "1Mi"}, "several"),
+    "no head": (("spec", "rayClusterSpec"), {}, "headGroupSpec is missing"),
 }  # fmt: skip
 
 
@@ -75,11 +70,11 @@ WRONG: dict[str, tuple[tuple[Any, ...], Any, str]] = {
 def test_what_the_operator_would_not_take_is_seen(
     where: tuple[Any, ...], value: Any, told: str
 ) -> None:
-    job = load("rayjob.yaml")
+    job = copy.deepcopy(load("rayjob.yaml"))
     *path, last = where
     reduce(getitem, path, job)[last] = value
-    with pytest.raises(msgspec.ValidationError, match=re.escape(told)):
-        read_job(job)
+    (found,) = problems(job)
+    assert told in found
 
 
 def test_the_job_serves_on_actors() -> None:

@@ -11,15 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import feeder
+from deploy.test_deploy_files import DEPLOY, load
 from feeder.service.net.keys import ClientKeys, ServerKeys, make_keys
 
-pytestmark = pytest.mark.process
-
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
 END_S = 20.0
 
 
@@ -32,6 +28,7 @@ def healthcheck(port: int) -> int:
     return subprocess.run([sys.executable, *command[1:]], capture_output=True).returncode
 
 
+@pytest.mark.process
 def test_the_health_check_tells_a_server_that_lives_from_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,13 +42,12 @@ def test_the_health_check_tells_a_server_that_lives_from_none(
     assert healthcheck(port) == 1
 
 
+@pytest.mark.process
 def test_keys_of_a_secret_become_keys_that_a_server_takes(tmp_path: Path) -> None:
     """A secret's files can be read by their group, which a server refuses; they are copied."""
     made, secret, keys = tmp_path / "made", tmp_path / "secret", tmp_path / "keys"
     make_keys(made, "client")
-    pod = yaml.safe_load((DEPLOY / "k8s/overlays/cpu-pool/statefulset.yaml").read_text())["spec"][
-        "template"
-    ]["spec"]
+    pod = load("k8s/overlays/cpu-pool/statefulset.yaml")["spec"]["template"]["spec"]
     (volume,) = (one["secret"] for one in pod["volumes"] if one["name"] == "secret")
     sources = {"client.key": made / "clients/client.key"}
     for item in volume["items"]:
@@ -70,6 +66,7 @@ def test_keys_of_a_secret_become_keys_that_a_server_takes(tmp_path: Path) -> Non
     assert len(modes) == 3 and not any(mode & 0o077 for mode in modes)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "says"),
     [([], "the configuration, a TOML file"), (["feed.toml"], "the trainer's command is missing")],

@@ -32,5 +32,5 @@ def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_scripts_and_folders_that_it_names_are_there() -> None:
     named = set(re.findall(r"`((?:scripts|tests)/[\w./-]+)", PAGE))
-    assert {"scripts/gpu-report", "scripts/planted-events", "tests/standin"} <= named
+    assert {"scripts/gpu-report", "scripts/nightly", "tests/standin"} <= named
     assert [name for name in named if not (ROOT / name).exists()] == []

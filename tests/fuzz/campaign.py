@@ -1,8 +1,7 @@
 """The campaign: children that give inputs in, and a parent that sees how they end.
 
 Input number N of an entry depends on the seed, the entry and N alone, so that a finding can be had
-again. A child notes the number of the input that it gives in, where the parent finds it also after
-the child has crashed.
+again.
 """
 
 from __future__ import annotations
@@ -13,17 +12,18 @@ import mmap
 import os
 import resource
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
+import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from fuzz.entries import ENTRIES, Entry
 
@@ -107,11 +107,8 @@ def _fail(number: int) -> None:
 
 
 PLANTS: dict[str | None, Callable[[int], None]] = {
-    None: lambda number: None,
-    "crash": _crash,
-    "hang": _hang,
-    "error": _fail,
-}
+    None: lambda number: None, "crash": _crash, "hang": _hang, "error": _fail,
+}  # fmt: skip
 
 
 class _Formatted(logging.Handler):
@@ -121,53 +118,74 @@ class _Formatted(logging.Handler):
         record.getMessage().encode()
 
 
-def _run_child(share: Share, noted: str, plant: str | None) -> int:
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    logging.getLogger().addHandler(_Formatted())
-    with (
-        open(noted, "r+b") as file,
-        mmap.mmap(file.fileno(), 8) as memory,
-        memoryview(memory) as octets,
-        octets.cast("Q") as counter,
-    ):
+class Child:
+    """A forked process that gives a share in. The number of each input is written into shared
+    memory, where it is found also after a crash."""
 
-        def note(number: int) -> None:
-            counter[0] = number
+    def __init__(self, share: Share, limit_s: float, plant: str | None) -> None:
+        self._share, self._limit_s = share, limit_s
+        self._number, self._said = mmap.mmap(-1, 8), os.memfd_create("said")
+        self._ends = time.monotonic() + limit_s
+        self._process = get_context("fork").Process(target=self._run, args=(plant,))
+        self._process.start()
+        self.sentinel = self._process.sentinel
 
-        found = give_in(share, note, PLANTS[plant])
-    print(found, end="")
-    return _FOUND if found else 0
+    def _run(self, plant: str | None) -> NoReturn:
+        """What the process does."""
+        for descriptor in (1, 2):
+            os.dup2(self._said, descriptor)
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        logging.getLogger().addHandler(_Formatted())
+        found = give_in(self._share, self._note, PLANTS[plant])
+        os.write(self._said, found.encode(errors="replace"))
+        sys.exit(_FOUND if found else 0)
+
+    def _note(self, number: int) -> None:
+        self._number[:] = number.to_bytes(8, "little")
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._ends - time.monotonic())
+
+    def end(self) -> Done:
+        """How it ended; it is killed where it has not by its limit."""
+        is_late = not wait([self.sentinel], 0.0)
+        if is_late:
+            self._process.kill()
+        self._process.join()
+        code = self._process.exitcode or 0
+        with open(self._said, "rb") as said:
+            said.seek(0)
+            told, number = said.read().decode(), int.from_bytes(self._number[:], "little")
+        if is_late:
+            told = f"it was not done within {self._limit_s} s\n{told}"
+        elif code < 0:
+            told = f"the process ended by {signal.Signals(-code).name}\n{told}"
+        elif code not in (0, _FOUND):
+            told = f"the process ended with status {code}\n{told}"
+        return Done(self._share, number, told if code else "")
 
 
-# ---- the parent
-
-
-def run_share(share: Share, limit_s: float, plant: str | None) -> Done:
-    """Run one child to its end, or to the limit."""
-    with tempfile.NamedTemporaryFile(prefix="fuzz-") as noted:
-        noted.write(share.first.to_bytes(8, "little"))
-        noted.flush()
-        command = [
-            sys.executable, "-m", "fuzz.campaign", "--child", noted.name, "--only", share.entry,
-            "--seed", str(share.seed), "--first", str(share.first), "--inputs", str(share.count),
-            *(["--plant", plant] if plant else []),
-        ]  # fmt: skip
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as child:
-            try:
-                told, _ = child.communicate(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                told, _ = child.communicate()
-                told = f"it was not done within {limit_s} s\n{told}"
-        number = int.from_bytes(Path(noted.name).read_bytes(), "little")
-    if child.returncode < 0 and not told.startswith("it was not done"):
-        told = f"the process ended by {signal.Signals(-child.returncode).name}\n{told}"
-    elif child.returncode not in (0, _FOUND, -signal.SIGKILL):
-        told = f"the process ended with status {child.returncode}\n{told}"
-    return Done(share, number, told if child.returncode else "")
+def run_shares(
+    shares: Iterator[Share], jobs: int, limit_s: float, plant: str | None
+) -> Iterator[Done]:
+    """Run a child for each share, so many at a time; yields how they end."""
+    children: list[Child] = []
+    try:
+        while True:
+            for share in islice(shares, jobs - len(children)):
+                children.append(Child(share, limit_s, plant))
+            if not children:
+                return
+            least_s = min(child.left_s for child in children)
+            ended = wait([child.sentinel for child in children], least_s)
+            for child in [one for one in children if one.sentinel in ended or not one.left_s]:
+                children.remove(child)
+                yield child.end()
+    finally:
+        for child in children:
+            child.end()
 
 
 def shares(arguments: argparse.Namespace) -> Iterator[Share]:
@@ -189,31 +207,26 @@ def shares(arguments: argparse.Namespace) -> Iterator[Share]:
 def run(arguments: argparse.Namespace) -> int:
     """The whole campaign; returns how many findings there are."""
     findings, counts = 0, dict.fromkeys(ENTRIES, 0)
-
-    def one(share: Share) -> Done:
-        return run_share(share, arguments.limit, arguments.plant)
-
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for done in pool.map(one, shares(arguments)):
-            share = done.share
-            counts[share.entry] += done.number - share.first
-            if done.told:
-                findings += 1
-                _tell(done, arguments.keep)
-            if findings >= _MOST_FINDINGS:
-                pool.shutdown(cancel_futures=True)
-                break
+    for done in run_shares(shares(arguments), arguments.jobs, arguments.limit, arguments.plant):
+        counts[done.share.entry] += done.number - done.share.first
+        if done.told:
+            findings += 1
+            _tell(done, arguments.keep)
+        if findings >= _MOST_FINDINGS:
+            break
     for entry, count in counts.items():
         if count:
             print(f"{entry:<12}{count:>12,} inputs")
-    print(f"{findings} findings, seed {arguments.seed}")
+    print(f"{sum(counts.values()):,} inputs, {findings} findings, seed {arguments.seed}")
     return findings
 
 
 def _tell(done: Done, keep: str | None) -> None:
     entry, seed = done.share.entry, done.share.seed
     print(f"FOUND at input {done.number} of {entry!r}:\n{done.told.strip()}")
-    print(f"again: scripts/fuzz --only {entry} --seed {seed} --first {done.number} --inputs 1")
+    print(
+        f"again: scripts/nightly fuzz --only {entry} --seed {seed} --first {done.number} --inputs 1"
+    )
     if keep is not None:
         path = Path(keep) / f"{entry}-{seed}-{done.number}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +236,7 @@ def _tell(done: Done, keep: str | None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser("scripts/fuzz", description=__doc__)
+    parser = argparse.ArgumentParser("scripts/nightly fuzz", description=__doc__)
     add, names = parser.add_argument, [name for name in PLANTS if name]
     add("--inputs", type=int, default=2_000, metavar="N", help="of each entry (%(default)s)")
     add("--codec-inputs", type=int, metavar="N", help="of the codec; as many by default")
@@ -234,11 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--limit", type=float, default=300.0, metavar="S", help="seconds for a child (%(default)s)")
     add("--keep", metavar="FOLDER", help="write inputs with findings there")
     add("--plant", choices=names, help=f"a mistake at input {_PLANTED_AT} of each entry")
-    add("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    if arguments.child is not None:
-        share = Share(arguments.only, arguments.seed, arguments.first, arguments.inputs)
-        return _run_child(share, arguments.child, arguments.plant)
     return 1 if run(arguments) else 0
 
 

@@ -3,9 +3,11 @@ hostile header."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,16 +17,21 @@ import xxhash
 from feeder import cli
 from feeder.errors import FeedError
 
-_made: tempfile.TemporaryDirectory[str] | None = None
+_FOLDER = Path(
+    tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+)
+"""In memory where there is such a place; for this process and those that it forks."""
+
+
+@atexit.register
+def _remove(maker: int = os.getpid()) -> None:
+    if os.getpid() == maker:
+        shutil.rmtree(_FOLDER, ignore_errors=True)
 
 
 def folder(name: str) -> Path:
-    """A folder of this process, in memory where there is such a place."""
-    global _made
-    if _made is None:
-        place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        _made = tempfile.TemporaryDirectory(prefix="fuzz-", dir=place)
-    path = Path(_made.name) / name
+    """A folder of this process."""
+    path = _FOLDER / str(os.getpid()) / name
     path.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -510,7 +510,7 @@ def _parts(states: Numbers) -> Iterator[Numbers]:
 
 def main() -> int:
     """Explore as the arguments say; 1 where a violation was found."""
-    parser = argparse.ArgumentParser(prog="scripts/simulate explore", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/nightly explore", description=__doc__)
     for name, value in Limits()._asdict().items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--most", type=float, default=math.inf, help="states at the most")

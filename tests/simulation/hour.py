@@ -1,5 +1,5 @@
 """An hour of a served feed whose calls are made by actors that are slow and die, and the same hour
-without: `scripts/simulate actors --workers N --trainers N --minutes M`."""
+without: `scripts/nightly simulate-actors --workers N --trainers N --minutes M`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def per_minute(counted: list[int], begin: int) -> float:
 
 def main() -> int:
     """Return 1 where bytes differ, or a trainer waits for ever."""
-    parser = argparse.ArgumentParser(prog="scripts/simulate actors", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/nightly simulate-actors", description=__doc__)
     parser.add_argument("--workers", type=int, default=1000, help="actors (1000)")
     parser.add_argument("--trainers", type=int, default=64, help="trainers (64)")
     parser.add_argument("--minutes", type=float, default=60.0, help="minutes (60)")

@@ -1,4 +1,4 @@
-"""Runs worlds by their seeds: `scripts/simulate --seed S --runs N`."""
+"""Runs worlds by their seeds: `scripts/nightly simulate --seed S --runs N`."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def campaign(seeds: Iterable[int], rounds: str = "stream") -> Iterator[Outcome]:
 
 def main() -> int:
     """Return 1 where an invariant did not hold."""
-    parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/nightly simulate", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--runs", type=int, default=1000, help="how many seeds (1000)")
     parser.add_argument(

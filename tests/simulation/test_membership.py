@@ -11,7 +11,7 @@ import pytest
 from feeder.errors import ProtocolError
 from feeder.service.protocol import membership as ms
 from feeder.service.protocol.membership import TABLE, Membership, Move, State
-from feeder.workers.stream.rounds import Place
+from planted.bug import BUGS, planted
 from simulation.diagram import draw
 from simulation.explore import Limits, explore
 
@@ -55,34 +55,6 @@ class KeepsOldHolder(Membership):
         return [one for one in done if not isinstance(one, ms.SendAway)]
 
 
-class BeginsAtNewest(Membership):
-    """A run begins at the newest position, and not at the oldest."""
-
-    def handle(self, event: Any, now: float) -> list[Any]:
-        done = super().handle(event, now)
-        return [
-            one._replace(stands=one.stands[::-1]) if isinstance(one, ms.StartRun) else one
-            for one in done
-        ]
-
-
-class ForgetsWhatWasSent(Membership):
-    """A queue goes on where its consumer came from, whatever it was sent since."""
-
-    def note_sent(self, queue: int, num: int, place: Place) -> None:
-        self.members[queue].sent += num
-
-
-class StoresWhatWasSent(Membership):
-    """What was sent counts as used."""
-
-    def handle(self, event: Any, now: float) -> list[Any]:
-        return [
-            one._replace(used_steps=one.first_steps) if isinstance(one, ms.StartRun) else one
-            for one in super().handle(event, now)
-        ]
-
-
 class KeepsLeases(Membership):
     """The lease of a consumer that dies does not end, so its slots are never free again."""
 
@@ -116,12 +88,12 @@ class TakesReplicasForOne(Membership):
 
 
 @pytest.mark.parametrize(
-    ("planted", "invariant", "limits"),
+    ("bug", "invariant", "limits"),
     [
         (KeepsOldHolder, "holders", NO_FAULT._replace(breaks=1)),
-        (BeginsAtNewest, "rows", LONGER),
-        (ForgetsWhatWasSent, "positions", LONGER),
-        (StoresWhatWasSent, "stored", LONGER),
+        ("begins at the newest", "rows", LONGER),
+        ("what was sent is forgotten", "positions", LONGER),
+        ("what was sent is stored", "stored", LONGER),
         (KeepsLeases, "holders|slots", ONE_DEATH),
         (NeverLooksAgain, "waits", NO_FAULT._replace(hangs=1)),
         (AttachesTwice, "table", NO_FAULT),
@@ -129,9 +101,13 @@ class TakesReplicasForOne(Membership):
     ],
 )
 def test_an_invariant_fails_where_a_bug_is_planted(
-    planted: type[Membership], invariant: str, limits: Limits
+    bug: str | type[Membership], invariant: str, limits: Limits
 ) -> None:
-    found = explore(limits, planted)
+    if isinstance(bug, str):
+        with planted(BUGS[bug]):
+            found = explore(limits)
+    else:
+        found = explore(limits, bug)
     assert re.match(invariant, found.violation), found
     assert found.trace
 

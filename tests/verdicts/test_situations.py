@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-import threading
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from feeder.service.protocol.batches import checksum
 from feeder.service.server import serve as server_module
 from verdicts.slow_wire import slow_wire
 from verdicts.stage import (
+    LOOK_S,
     let_pass,
     look,
     look_for,
@@ -36,49 +37,98 @@ def a_slow_server_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_LOOK_S", 8.0)
 
 
-def told_ms(before: str, why: str) -> float:
-    """Return the milliseconds a call that stand behind some words."""
-    found = re.search(rf"{re.escape(before)}([\d.]+) ms a call", why)
-    assert found is not None, why
-    return float(found[1])
+def of_workers(seconds: Callable[[int], float]) -> Callable[[int, int], Any]:
+    """A fetch function whose workers take their time."""
+    return lambda worker_id, batch_size: slow(seconds(worker_id), rows())(worker_id)
 
 
-def test_slow_fetch() -> None:
-    with training(make(slow(0.02, rows())), 0.0) as read:
-        verdict = look(read)
-    assert verdict.kind == "fetch-bound"
-    assert 20 <= told_ms("slowest, ", verdict.why) <= 200, "some 20 ms a call are told"
-    assert "raise num_threads from 2" in verdict.advice
-    assert "num_worker_threads" not in verdict.advice
+def every(num: int, otherwise: Callable[[], Any]) -> Callable[[int, int], Any]:
+    """A fetch function that gives rows at one of so many calls."""
+    turns = itertools.count()
+    return lambda worker_id, batch_size: otherwise() if next(turns) % num else rows()(worker_id)
 
 
-def test_fewer_threads_than_workers() -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        return slow(0.01, rows())(worker_id)
+def fails_now_and_then() -> Callable[[Any], Any]:
+    turns = itertools.count()
 
-    coordinator = make(fetch, num_worker_threads=4, num_threads=1)
-    with training(coordinator, 0.0) as read:
-        verdict = look(read)
-    assert verdict.kind == "fetch-bound"
-    assert verdict.advice == "raise num_threads from 1 to 4"
+    def fetch(call: Any) -> Any:
+        if next(turns) % 3 == 2:
+            raise OSError("the disk is away")
+        return rows()(call)
 
-
-def test_one_slow_worker() -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        return slow(0.06 if worker_id == 3 else 0.002, rows())(worker_id)
-
-    with training(make(fetch, num_worker_threads=4), 0.0) as read:
-        verdict = look(read)
-    assert verdict.kind == "slow-worker"
-    assert 50 <= told_ms("worker 3, ", verdict.why) <= 500
+    return fetch
 
 
-def test_slow_trainer() -> None:
-    with training(make(rows()), 0.02) as read:
-        verdict = look(read)
-    assert verdict.kind == "trainer-bound"
-    assert "the feed keeps up" in verdict.why
-    assert verdict.advice == ""
+class Situation(NamedTuple):
+    """A feed of this process, whose trainers take so long for a step, and what is said of it."""
+
+    kind: str
+    make: Callable[[], feeder.Coordinator]
+    steps_s: tuple[float, ...]
+    says: str
+    """A pattern for the reason and the advice."""
+    burst: int = 1
+    seconds: float = LOOK_S
+
+
+TWO = {"devices": 2, "max_buffered_batches": 8}
+SITUATIONS = {
+    "slow fetch": Situation(
+        "fetch-bound", lambda: make(slow(0.02, rows())), (0.0,),
+        r"slowest, (2\d|[3-9]\d|1\d\d)[\d.]* ms a call; .*raise num_threads from 2"),
+    "fewer threads than workers": Situation(
+        "fetch-bound",
+        lambda: make(of_workers(lambda worker: 0.01), num_worker_threads=4, num_threads=1), (0.0,),
+        r"; raise num_threads from 1 to 4$"),
+    "one slow worker": Situation(
+        "slow-worker",
+        lambda: make(of_workers(lambda i: 0.06 if i == 3 else 0.002), num_worker_threads=4), (0.0,),
+        r"worker 3, ([5-9]\d|[1-4]\d\d)[\d.]* ms a call"),
+    "slow trainer": Situation(
+        "trainer-bound", lambda: make(rows()), (0.02,), "the feed keeps up.*; $"),
+    "tiny batches": Situation(
+        "tiny-batches", lambda: make(rows(16, 16), max_buffered_batches=100), (0.0,),
+        r"^1.02 kB each.*; raise batch_size$"),
+    # Chunks of 3 rows of 1 MB at no cost, which the batcher has to copy into batches of 8.
+    "copying": Situation(
+        "copy-bound", lambda: make(rows(3, 250_000), batch_size=8), (0.0,),
+        "chunks of 3 rows into batches of 8"),
+    "one stalled queue": Situation(
+        "stalled-queue", lambda: make(rows(), **TWO), (0.0,),
+        "^queue 1 has batches that nobody takes, queue 0 waits behind it"),
+    "one slower trainer": Situation(
+        "slow-queue", lambda: make(rows(), **TWO), (0.005, 0.03),
+        "^queue 1 is full, and queue 0 waits behind it"),
+    "fetch that fails now and then": Situation(
+        "failing-fetch",
+        lambda: make(fails_now_and_then(), retries=5, retry_backoff_s=0.02), (0.0,),
+        "OSError: the disk is away"),
+    "source that has nothing": Situation(
+        "source-bound", lambda: make(every(8, lambda: None), num_worker_threads=1), (0.0,), ""),
+    # Ten batches at once and then a long step; the feed could have made them meanwhile.
+    "bursts that the buffer is too small for": Situation(
+        "small-buffer", lambda: make(slow(0.005, rows()), max_buffered_batches=2), (0.15,),
+        "max_buffered_batches", burst=10, seconds=1.0),
+}  # fmt: skip
+
+
+def nightly_but(name: str) -> list[Any]:
+    """The names of the situations, of which one alone is looked at by day: each takes its time."""
+    return [
+        one if one == name else pytest.param(one, marks=pytest.mark.nightly) for one in SITUATIONS
+    ]
+
+
+@pytest.mark.parametrize("name", nightly_but("slow fetch"))
+@pytest.mark.usefixtures("exact_bound")
+def test_a_feed_of_this_process(name: str) -> None:
+    one = SITUATIONS[name]
+    with training(one.make(), *one.steps_s, burst=one.burst) as read:
+        if one.kind == "stalled-queue":
+            wait_until(lambda: only(read()).queues[0].wait_s > 0.1)
+        verdict = look_for(one.kind, read, one.seconds)
+    assert verdict.kind == one.kind
+    assert re.search(one.says, f"{verdict.why}; {verdict.advice}"), verdict
 
 
 def test_trainer_that_takes_nothing() -> None:
@@ -91,54 +141,6 @@ def test_trainer_that_takes_nothing() -> None:
     assert "took no batch" in verdict.why
 
 
-def test_tiny_batches() -> None:
-    with training(make(rows(16, 16), max_buffered_batches=100), 0.0) as read:
-        verdict = look_for("tiny-batches", read)
-    assert verdict.kind == "tiny-batches"
-    assert verdict.why.startswith("1.02 kB each")
-    assert verdict.advice == "raise batch_size"
-
-
-def test_copying() -> None:
-    """Chunks of 3 rows of 1 MB at no cost, which the batcher has to copy into batches of 8."""
-    with training(make(rows(3, 250_000), batch_size=8), 0.0) as read:
-        verdict = look(read)
-    assert verdict.kind == "copy-bound"
-    assert "chunks of 3 rows into batches of 8" in verdict.why
-
-
-def test_one_stalled_queue() -> None:
-    coordinator = make(rows(), devices=2, max_buffered_batches=8)
-    with training(coordinator, 0.0) as read:
-        wait_until(lambda: only(read()).queues[0].wait_s > 0.1)
-        verdict = look(read)
-    assert verdict.kind == "stalled-queue"
-    assert verdict.why == "queue 1 has batches that nobody takes, queue 0 waits behind it"
-
-
-def test_one_slower_trainer() -> None:
-    coordinator = make(rows(), devices=2, max_buffered_batches=8)
-    with training(coordinator, 0.005, 0.03) as read:
-        verdict = look(read)
-    assert verdict.kind == "slow-queue"
-    assert verdict.why.startswith("queue 1 is full, and queue 0 waits behind it")
-
-
-def test_fetch_that_fails_now_and_then() -> None:
-    turns = itertools.count()
-
-    def fetch(call: Any) -> Any:
-        if next(turns) % 3 == 2:
-            raise OSError("the disk is away")
-        return rows()(call)
-
-    coordinator = make(fetch, retries=5, retry_backoff_s=0.02)
-    with training(coordinator, 0.0) as read:
-        verdict = look(read)
-    assert verdict.kind == "failing-fetch"
-    assert "OSError: the disk is away" in verdict.why
-
-
 def test_fetch_that_fails_for_good() -> None:
     def fetch(call: Any) -> Any:
         if call.index == 5:
@@ -149,27 +151,6 @@ def test_fetch_that_fails_for_good() -> None:
         verdict = look(read, 0.05)
     assert verdict.kind == "failed"
     assert "call 5: fetch function raised OSError: the disk is gone" in verdict.why
-
-
-def test_source_that_has_nothing() -> None:
-    turns = itertools.count()
-
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        return rows()(worker_id) if next(turns) % 8 == 0 else None
-
-    with training(make(fetch, num_worker_threads=1), 0.0) as read:
-        verdict = look(read)
-    assert verdict.kind == "source-bound"
-
-
-@pytest.mark.usefixtures("exact_bound")
-def test_bursts_that_the_buffer_is_too_small_for() -> None:
-    """Ten batches at once and then a long step; the feed could have made them meanwhile."""
-    coordinator = make(slow(0.005, rows()), max_buffered_batches=2)
-    with training(coordinator, 0.15, burst=10) as read:
-        verdict = look_for("small-buffer", read, 1.0)
-    assert verdict.kind == "small-buffer"
-    assert "max_buffered_batches" in verdict.advice
 
 
 def test_stream_that_has_ended() -> None:
@@ -185,19 +166,6 @@ def _stop() -> None:
 
 
 # ---- served
-
-
-def test_slow_fetch_served() -> None:
-    with serving(lambda: make(slow(0.02, rows())), [0.0]) as read:
-        verdict = look(read)
-    assert verdict.kind == "fetch-bound"
-
-
-def test_slow_trainer_served() -> None:
-    with serving(lambda: make(rows()), [0.02]) as read:
-        wait_until(lambda: only(read()).queues[0].batches >= 3)
-        verdict = look(read, 1.2)
-    assert verdict.kind == "trainer-bound"
 
 
 def test_one_trainer_is_missing() -> None:
@@ -216,16 +184,27 @@ def test_a_trainer_that_is_gone_for_good() -> None:
     assert (verdict.kind, verdict.why) == ("waiting", "for a consumer on queue 0")
 
 
-def test_one_stalled_trainer_served() -> None:
-    stalled = threading.Event()
+def test_one_stalled_trainer() -> None:
     with serving(lambda: make(rows(), devices=2), [0.0, 3600.0]) as read:
         wait_until(lambda: only(read()).queues[0].wait_s > 0.1)
         verdict = look(read)
-        stalled.set()
     assert verdict.kind == "stalled-queue"
     assert "queue 1 has batches" in verdict.why
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("fetch", "step_s", "kind"),
+    [(slow(0.02, rows()), 0.0, "fetch-bound"), (rows(), 0.02, "trainer-bound")],
+)
+def test_who_is_slow(fetch: Any, step_s: float, kind: str) -> None:
+    with serving(lambda: make(fetch), [step_s]) as read:
+        wait_until(lambda: only(read()).queues[0].batches >= 3)
+        verdict = look_for(kind, read, 1.2)
+    assert verdict.kind == kind
+
+
+@pytest.mark.nightly
 def test_slow_network() -> None:
     """58 kB batches at 0.5 MB/s: some eight a second arrive, and thousands could be made."""
     through = partial(slow_wire, bytes_per_s=5e5)
@@ -236,6 +215,7 @@ def test_slow_network() -> None:
     assert "credit=" in verdict.advice
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("mode", "kind"), [("full", "checksum-bound"), ("off", "trainer-bound")])
 def test_checksums_on_a_slow_machine(mode: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same feed and trainer, with checksums of 20 ms a batch and without."""

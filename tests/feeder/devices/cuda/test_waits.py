@@ -1,6 +1,6 @@
 """Each wait for an event is needed: without it the stand-in for a GPU shows wrong batches.
 
-Here the device is made deaf to one kind of wait at a time. `scripts/planted-events` deletes each
+Here the device is made deaf to one kind of wait at a time. `scripts/nightly planted` deletes each
 wait, and each record of an event, from the code instead.
 """
 

@@ -1,0 +1,45 @@
+"""The table of campaigns: what can be started, and what is said of one that fails or hangs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+import nightly
+from nightly import CAMPAIGNS, Campaign, main
+from project import ROOT
+
+
+def test_every_campaign_can_be_found() -> None:
+    for name, (_, command, _, _) in CAMPAIGNS.items():
+        if command.startswith("scripts/"):
+            assert os.access(ROOT / command, os.X_OK), name
+        elif command != "adapters.killing":  # its framework may not be here
+            assert importlib.util.find_spec(command), name
+
+
+def test_a_campaign_that_is_not_there_is_an_error_that_lists_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["chaos", "caos"])
+    assert "there is no campaign 'caos': tests, chaos," in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_each_is_told_with_its_seed_and_count_and_one_failure_fails_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nightly, "CAMPAIGNS", {
+        "good": Campaign("", "platform", "--seed={seed}", 1),
+        "bad": Campaign("", "no.such.module", "", 1),
+        "slow": Campaign("", "http.server", "0", 0),
+    })  # fmt: skip
+    assert main(["--seed", "7"]) == 1
+    good, bad, bad_too, slow, slow_too, count = capsys.readouterr().out.splitlines()
+    assert good.startswith("good") and "seed 7" in good and "Linux" in good
+    assert "No module named" in bad and "FAILED with exit status 1" in bad_too
+    assert "not done within 0 minutes" in slow and "FAILED" in slow_too
+    assert count == "3 campaigns, 2 failed: bad slow"
