@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+import costs
 import needs
 import parts
 from feeder.workers import pipeline
@@ -38,7 +39,7 @@ CLUSTER_TEST_S = 240
 def pytest_addoption(parser: pytest.Parser) -> None:
     needs.add_option(parser)
     which = parser.getgroup("parts of the tests")
-    which.addoption("--fast", action="store_true", help="rules, formats and messages alone")
+    which.addoption("--fast", action="store_true", help="tests of cost `unit` alone")
     which.addoption("--full", action="store_true", help="every combination of parameters")
 
 
@@ -46,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     needs.configure(config)
     parts.is_full = config.getoption("full")
     config.pluginmanager.register(parts.Parts(fast=config.getoption("fast")))
+    config.pluginmanager.register(costs.Costs(tells_slowest=parts.is_full))
 
 
 @pytest.hookimpl(optionalhook=True)
