@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,7 @@ from hypothesis import settings
 import costs
 import needs
 import parts
+import zygote
 from feeder.workers import pipeline
 from leaks import held, left_behind
 
@@ -66,6 +68,17 @@ def is_on_cluster(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and (
         hasattr(item, "callspec") and item.callspec.params.get("place") == "ray"
     )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if any(costs.cost_of(item) in ("process", "adapters") for item in session.items):
+        zygote.install()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    with zygote.paused() if item.get_closest_marker("fresh") else nullcontext():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
