@@ -17,6 +17,8 @@ from needs import needs
 from protos import Datum, TensorProto, TensorProtos
 from stores import encoded, picture, write_lmdb
 
+pytestmark = pytest.mark.process
+
 NUM_RECORDS, BATCH_SIZE, EPOCHS = 23, 4, 3
 SHARDS = {"num_shards": 2, "shard_id": 1}
 ORDERS: dict[str, dict[str, Any]] = {

@@ -14,6 +14,8 @@ from simulation.shrink import shrink
 from simulation.simulate import campaign, replay, run, show, simulated
 from simulation.stream import Feed
 
+pytestmark = pytest.mark.served
+
 RUNS = 500
 CALM = Plan(seed="calm", feed=Feed(2, 60, 2, 2, 1, "keep"), credits=(2, 2))
 BY_NAME = {bug.name: bug for bug in BUGS}

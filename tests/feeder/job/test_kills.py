@@ -83,7 +83,6 @@ class Killing(LocalHostSession):
             os.kill(self.pids[self._victim], signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_a_node_may_be_killed_at_any_request(tmp_path: Path) -> None:
     """51 requests make a run; every eleventh is looked at, so that all kinds are, and all nodes."""
     for number in range(1, 52, 4 if parts.is_full else 11):

@@ -34,7 +34,6 @@ def test_a_factory_that_is_no_name_is_refused(tmp_path: Path, factory: Any) -> N
 
 
 @pytest.mark.needs("ray")
-@pytest.mark.slow
 def test_a_ray_session_refuses_the_same() -> None:
     with pytest.raises(feeder.ConfigError, match=r"factory is 'jobs', expected 'MODULE:ATTR'"):
         RaySession("jobs")
@@ -253,7 +252,6 @@ def test_what_is_not_there_is_not_fetched_and_the_session_goes_on() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.slow
 @pytest.mark.foreign_sockets
 @pytest.mark.parametrize("place", ["ray"], indirect=True)
 def test_an_actor_that_is_gone_ends_the_job_which_is_resumed(place: Any, tmp_path: Path) -> None:

@@ -30,9 +30,7 @@ def totals(session: Any) -> list[int]:
 
 
 LMDB = pytest.mark.needs("lmdb")
-ON_RAY = pytest.param(
-    "ray", marks=[pytest.mark.process, pytest.mark.slow, pytest.mark.foreign_sockets]
-)
+ON_RAY = pytest.param("ray", marks=[pytest.mark.process, pytest.mark.foreign_sockets])
 everywhere = pytest.mark.parametrize(
     "place",
     ["threads", "messages", pytest.param("processes", marks=pytest.mark.process), ON_RAY],

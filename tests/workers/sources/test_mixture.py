@@ -404,6 +404,7 @@ def test_a_bug_in_a_source_of_a_mixture_is_noted() -> None:
     assert caught.value.__notes__[1] == "in mix: source 'code'"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("executor", [None, feeder.Processes(2)])
 def test_a_feed_names_the_source_of_the_mixture(executor: Any) -> None:
     made = feeder.init_data_input_workers(
@@ -437,6 +438,7 @@ def taken(resume: Any = None, **more: Any) -> list[tuple[Any, bytes]]:
         ]
 
 
+@pytest.mark.process
 def test_a_feed_resumes_at_any_batch_on_threads_and_processes() -> None:
     whole = taken(num_threads=1)
     assert len(whole) > 20

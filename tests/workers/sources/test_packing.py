@@ -233,6 +233,7 @@ def taken(resume: Any = None, **more: Any) -> list[tuple[Any, bytes]]:
         ]
 
 
+@pytest.mark.process
 def test_a_feed_of_a_packed_mixture_resumes_on_threads_and_processes() -> None:
     whole = taken(num_threads=1)
     assert len(whole) > 10

@@ -582,6 +582,7 @@ def test_a_feed_of_steps_resumes_anywhere_with_any_threads(name: str) -> None:
         assert [b[:2] for b in rest] == [b[:2] for b in whole[i + 1 :]]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["chained", "budgeted"])
 def test_a_feed_of_steps_is_the_same_in_processes(name: str) -> None:
     whole = taken(name, epochs=1)
@@ -591,6 +592,7 @@ def test_a_feed_of_steps_is_the_same_in_processes(name: str) -> None:
     assert [b[:2] for b in rest] == [b[:2] for b in whole[4:]]
 
 
+@pytest.mark.process
 def test_in_processes_the_global_generators_belong_to_the_record() -> None:
     def drawn(num: int) -> dict[int, float]:
         source = numbers().map(steps.stir).shuffle(num)
@@ -604,6 +606,7 @@ def test_in_processes_the_global_generators_belong_to_the_record() -> None:
     assert len(set(drawn(1).values())) == NUM
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("last_batch", ["keep", "carry"])
 def test_records_that_processes_leave_out_are_counted(last_batch: str) -> None:
     source = numbers(num=20).map(steps.odd_fails, on_error="skip").shuffle()

@@ -19,6 +19,8 @@ from feeder.service.net.addresses import Address
 from feeder.service.net.connection import Connection, Ready
 from small import WAIT_S, Aside, Pure, make
 
+pytestmark = pytest.mark.served
+
 NUM = 20
 """Batches of each of two queues."""
 
