@@ -17,7 +17,7 @@ from lineage import WAIT_S
 from project import ROOT, TESTS
 from remote import At
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.fresh]
 
 CHILD = """
 import os, resource

@@ -5,11 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
-
 from feeder.executors.ledger import Ledger, Ticket
-
-pytestmark = pytest.mark.process
 
 
 class Desk:
