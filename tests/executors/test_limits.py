@@ -17,7 +17,7 @@ from lineage import WAIT_S
 from project import ROOT, TESTS
 from remote import At
 
-pytestmark = [pytest.mark.process, pytest.mark.fresh]
+pytestmark = [pytest.mark.fresh, pytest.mark.process]
 
 CHILD = """
 import os, resource

@@ -14,7 +14,7 @@ from feeds import assert_same, drain
 from project import ROOT, TESTS
 from remote import plain
 
-pytestmark = [pytest.mark.process, pytest.mark.fresh]
+pytestmark = [pytest.mark.fresh, pytest.mark.process]
 
 WAIT_S = 60.0
 

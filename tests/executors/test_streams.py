@@ -32,7 +32,7 @@ from protos import Datum
 from remote import Flaky, GivesAgain, GivesLater, GivesTwice, ManySizes, Small, Walk, sample
 from stores import write_lmdb
 
-pytestmark = [pytest.mark.served, pytest.mark.usefixtures("in_threads")]
+pytestmark = [pytest.mark.usefixtures("in_threads"), pytest.mark.served]
 
 EXAMPLES = 400 if parts.is_full else 60
 ONCE: dict[str, Any] = {

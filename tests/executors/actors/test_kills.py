@@ -25,7 +25,7 @@ from fetches import make_fetch
 from lineage import WAIT_S, ends_of
 from project import ROOT, TESTS
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.process]
 
 TIMEOUT_S = 60.0
 

@@ -19,7 +19,7 @@ from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, ru
 from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch
 from parts import few
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.process]
 
 WAYS = ("mapped", "frames", "store")
 FORMS_AND_WAYS = [*product(FORMS, WAYS)] if parts.is_full else [*zip(FORMS, WAYS, strict=True)]

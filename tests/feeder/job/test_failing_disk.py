@@ -64,6 +64,7 @@ KINDS = ["open", "write", "fsync", "rename", "list", "lock"]
         if parts.is_full or (i + j + lasting) % 2 == 0
     ],
 )
+@pytest.mark.served
 def test_whichever_call_fails_the_newest_that_was_saved_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, db_type: str, kind: str, lasting: bool
 ) -> None:
