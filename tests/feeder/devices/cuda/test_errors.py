@@ -14,6 +14,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.devices.cuda.queue import CudaQueue
+from feeder.service.protocol import events
 from feeder.service.server.group import ConsumerGroup
 from small import WAIT_S, Aside, Pure, make
 from standin.arrays import DeviceArray
@@ -174,13 +175,14 @@ def test_raw_bytes_stay_on_the_host(machine: Machine) -> None:
 def test_a_consumer_is_told_of_a_dtype_that_its_device_lacks(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, leave = threading.Event(), ConsumerGroup.leave
+    left, perform = threading.Event(), ConsumerGroup._perform
 
-    def noted(*args: Any) -> None:
-        leave(*args)
-        left.set()
+    def noted(group: ConsumerGroup, one: Any) -> None:
+        perform(group, one)
+        if isinstance(one, events.EndLease):
+            left.set()
 
-    monkeypatch.setattr(ConsumerGroup, "leave", noted)
+    monkeypatch.setattr(ConsumerGroup, "_perform", noted)
 
     def fetch(call: feeder.Call) -> Any:
         return (np.zeros(4, "datetime64[s]"),)
