@@ -130,6 +130,7 @@ def test_the_cluster_cannot_be_reached() -> None:
     assert f"the Ray cluster of RAY_ADDRESS={address} cannot be reached" in told
 
 
+@pytest.mark.served
 def test_an_actor_that_does_not_reach_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor, "_JOIN_S", 0.3)
     with socket.socket() as sock:
