@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,10 @@ from feeder.job import (
     epoch_limiter,
 )
 from feeder.job.checkpoints import parts
+from feeder.job.messages import Done, End, Request, decode_reply, encode, error_of
+from feeder.job.ray_session import NodeActor
+from feeder.job.session import Session
+from feeder.state import codec
 
 TOTALS = [103, 115, 136, 145]
 """What each epoch leaves."""
@@ -307,3 +312,40 @@ def make_stuck() -> Job:
         Task(lambda workspace: signal.pause(), node=NODES[1])
     epoch_limiter(job, 1)
     return job
+
+
+# ---- nodes that are told by messages, in this process
+
+
+class Actors(Session):
+    """Nodes as the actors of a cluster, which starts one again that ends between two calls."""
+
+    def __init__(self, factory: str = "jobs:make_three") -> None:
+        super().__init__()
+        self._factory = factory
+        self.actors: dict[str, NodeActor] = {}
+        self._replies: deque[tuple[str, bytes]] = deque()
+
+    def start_again(self, node: str) -> None:
+        """A node ends, and the cluster starts it again, with nothing in its workspace."""
+        self.actors[node].answer(encode(End()))
+        self.actors[node] = NodeActor(self._factory, node)
+
+    def _start(self, job: Job) -> None:
+        # Where one has failed nobody has taken the replies of others.
+        self._replies.clear()
+        self.actors = {node: NodeActor(self._factory, node) for node in job.nodes()}
+
+    def _send(self, node: str, request: Request) -> None:
+        self._replies.append((node, self.actors[node].answer(encode(request))))
+
+    def _receive(self) -> tuple[str, Any, BaseException | None]:
+        node, data = self._replies.popleft()
+        reply = decode_reply(data)
+        if isinstance(reply, Done):
+            return node, codec.unpack(reply.answer), None
+        return node, None, error_of(reply, node)
+
+    def _stop(self) -> None:
+        for node in self.actors:
+            self.start_again(node)

@@ -182,8 +182,23 @@ def leave(status: int) -> None:
     os._exit(status)
 
 
-def hang_in_a_place_of_its_own() -> None:
+def door(folder: Path) -> str:
+    """Return a place where a call that never returns says that it has begun."""
+    path = str(folder / "door")
+    os.mkfifo(path)
+    return path
+
+
+def wait_at(door: str) -> None:
+    """Wait until a call has begun."""
+    with open(door):
+        pass
+
+
+def hang_in_a_place_of_its_own(door: str) -> None:
     """Never return."""
+    with open(door, "w"):
+        pass
     threading.Event().wait()
 
 
@@ -399,8 +414,10 @@ def import_it(name: str) -> None:
     assert name in sys.modules
 
 
-def compute_for_ever() -> None:
+def compute_for_ever(door: str) -> None:
     """Never return, and wait for nothing."""
+    with open(door, "w"):
+        pass
     while True:
         pass
 

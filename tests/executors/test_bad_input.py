@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import feeder
 import remote
-from feeder import Call, ChunkError, ConfigError, FetchError, FetchTimeout, Processes
-from feeds import assert_same, drain, make, note, running
-from fetches import FORMS, make_fetch
+from feeder import Call, ConfigError, FetchError, FetchTimeout, Processes
+from feeder.workers import pipeline
+from feeds import assert_same, drain, make, running
 from remote import At, Raises
 
 pytestmark = pytest.mark.process
@@ -143,6 +142,7 @@ def test_options_are_checked(settings: dict[str, Any]) -> None:
     assert Processes(2, max_calls=10**6).max_calls == 10**6
 
 
+@pytest.mark.process
 def test_a_module_that_a_process_cannot_import_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +164,7 @@ def test_a_module_that_a_process_cannot_import_is_named(
     assert "only_here.py" in noted
 
 
+@pytest.mark.process
 def test_a_preload_that_fails_is_named() -> None:
     executor = Processes(2, preload=["json", "no_such_module"])
     told = "worker 0, call 0: preload names 'no_such_module', which cannot be imported"
@@ -173,7 +174,7 @@ def test_a_preload_that_fails_is_named() -> None:
                 next(feed)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.process
 def test_a_stop_does_not_wait_for_a_preload_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_stop_does_not_wait_for_a_preload_that_hangs(
     assert "no process of the fetch function has started yet" in noted
 
 
+@pytest.mark.process
 def test_preloaded_modules_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -205,8 +207,10 @@ def test_preloaded_modules_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ---- It ends its process
 
 
-@pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM))
-@pytest.mark.parametrize("num", (1, 3))
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("number", "num"), ((signal.SIGKILL, 1), (signal.SIGSEGV, 3), (signal.SIGTERM, 3))
+)
 def test_a_call_that_ends_each_process_is_told(number: int, num: int) -> None:
     fetch = At(3, remote.die, number)
     with running(fetch, executor=Processes(num), batch_size=3) as (_, feed):
@@ -220,6 +224,7 @@ def test_a_call_that_ends_each_process_is_told(number: int, num: int) -> None:
     assert (hint in str(caught.value)) == (number == signal.SIGKILL)
 
 
+@pytest.mark.process
 def test_a_call_that_leaves_each_process_is_told() -> None:
     with running(At(1, remote.leave, 3), executor=Processes(2), batch_size=3) as (_, feed):
         next(feed)
@@ -227,6 +232,7 @@ def test_a_call_that_leaves_each_process_is_told() -> None:
             next(feed)
 
 
+@pytest.mark.process
 def test_a_call_is_made_as_often_as_retries_say(tmp_path: Path) -> None:
     fetch = remote.Counts(tmp_path)
     with (
@@ -237,6 +243,7 @@ def test_a_call_is_made_as_often_as_retries_say(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 6
 
 
+@pytest.mark.process
 def test_a_worker_whose_process_ends_is_told() -> None:
     fetch = remote.DiesAsWorker(worker_id=1)
     with (
@@ -246,6 +253,7 @@ def test_a_worker_whose_process_ends_is_told() -> None:
         list(feed)
 
 
+@pytest.mark.process
 def test_a_function_whose_loading_ends_the_process_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +268,7 @@ def test_a_function_whose_loading_ends_the_process_is_told(
         next(feed)
 
 
+@pytest.mark.process
 def test_a_call_that_is_made_again_for_a_resume_is_told() -> None:
     with running(remote.plain, executor=Processes(1), batch_size=4) as (_, feed):
         batch = next(feed)
@@ -277,48 +286,54 @@ def test_a_call_that_is_made_again_for_a_resume_is_told() -> None:
 # ---- It never returns
 
 
-@pytest.mark.parametrize("num", (1, 2))
-def test_a_call_that_hangs_is_told_with_the_stack_of_its_process(num: int) -> None:
-    fetch = At(2, remote.hang_in_a_place_of_its_own)
-    with running(fetch, executor=Processes(num), batch_size=3, timeout=4) as (_, feed):
-        next(feed), next(feed)
-        told = r"worker 2, call 2: no chunk for 4\.0 s.* has not returned; see in its stack"
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("num", "at", "act", "stack"),
+    (
+        (1, 2, remote.hang_in_a_place_of_its_own, "in hang_in_a_place_of_its_own"),
+        (2, 2, remote.hang_in_a_place_of_its_own, "in hang_in_a_place_of_its_own"),
+        # After quick ones, which are asked for together.
+        (1, 15, remote.hang_in_a_place_of_its_own, "in hang_in_a_place_of_its_own"),
+        (1, 0, remote.compute_for_ever, "in compute_for_ever"),
+    ),
+)
+def test_a_call_that_hangs_is_told_with_the_stack_of_its_process(
+    num: int, at: int, act: Callable[[str], None], stack: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    # A new limit counts from the next look.
+    monkeypatch.setattr(pipeline, "TUNING", pipeline.TUNING.replace(slow_look_s=0.2))
+    door = remote.door(tmp_path)
+    fetch = At(at, act, door)
+    with running(fetch, executor=Processes(num), batch_size=3, timeout=60) as (_, feed):
+        remote.wait_at(door)
+        # Whatever a start takes on a busy machine: from now on there is one call to wait for.
+        feed.streams[0].pipeline.channel._silence._timeout_s = 1.0
+        told = r"no chunk for 1\.0 s.* has not returned; see in its stack"
         with pytest.raises(FetchTimeout, match=told) as caught:
-            next(feed)
+            list(feed)
     (noted,) = caught.value.__notes__
-    assert re.match(r"the call has not returned:\nprocess \d+, call 2:\n", noted)
-    assert "in hang_in_a_place_of_its_own" in noted
-    assert "in _read" not in noted
+    assert re.match(rf"the call has not returned:\nprocess \d+, call {at}:\n", noted)
+    assert stack in noted and "in _read" not in noted
 
 
-def test_a_call_that_hangs_after_quick_ones_is_named() -> None:
-    fetch = At(15, remote.hang_in_a_place_of_its_own)
-    with (
-        running(fetch, executor=Processes(1), batch_size=48, timeout=8, num_worker_threads=1) as (
-            _,
-            feed,
-        ),
-        pytest.raises(FetchTimeout) as caught,
-    ):
-        list(feed)
-    (noted,) = caught.value.__notes__
-    assert "in hang_in_a_place_of_its_own" in noted
-    assert re.search(r"process \d+, call 15:", noted)
-
-
-def test_a_call_that_computes_for_ever_is_told_too() -> None:
-    fetch = At(0, remote.compute_for_ever)
-    with (
-        running(fetch, executor=Processes(1), timeout=4) as (_, feed),
-        pytest.raises(FetchTimeout) as caught,
-    ):
+@pytest.mark.process
+def test_a_stop_in_a_call_is_no_error(tmp_path: Path) -> None:
+    door = remote.door(tmp_path)
+    fetch = At(9, remote.hang_in_a_place_of_its_own, door)
+    with running(fetch, executor=Processes(2), batch_size=3, retries=1) as (coordinator, feed):
         next(feed)
-    assert "in compute_for_ever" in caught.value.__notes__[0]
+        remote.wait_at(door)
+    (figures,) = coordinator.figures().feeds
+    assert (figures.last_error, sum(worker.errors for worker in figures.workers)) == ("", 0)
+    assert figures.executor is not None and figures.executor.restarts == 0
 
 
 # ---- It raises
 
 
+@pytest.mark.served
+@pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize(
     ("raises", "told"),
     (
@@ -328,7 +343,6 @@ def test_a_call_that_computes_for_ever_is_told_too() -> None:
         (remote.SaysNothing, "SaysNothing"),
         (SystemExit, "SystemExit"),
         (KeyboardInterrupt, "KeyboardInterrupt"),
-        (GeneratorExit, "GeneratorExit"),
         (remote.chained, "ValueError: a value"),
     ),
 )
@@ -345,6 +359,8 @@ def test_what_a_call_raises_is_told_with_its_own_traceback(raises: Any, told: st
     assert ("KeyError: 'its cause'" in noted) == (raises is remote.chained)
 
 
+@pytest.mark.served
+@pytest.mark.usefixtures("in_threads")
 def test_an_exception_that_is_raised_again_has_one_note() -> None:
     with (
         running(Raises(remote.the_same), executor=Processes(1), retries=3, retry_backoff_s=0.0) as (
@@ -357,74 +373,13 @@ def test_an_exception_that_is_raised_again_has_one_note() -> None:
     assert len(caught.value.__cause__.__notes__) == 1
 
 
-def test_stop_iteration_ends_the_epoch_wherever_it_comes_from() -> None:
-    whole = drain(Raises(StopIteration), epochs=2)
-    assert_same(drain(Raises(StopIteration), epochs=2, executor=Processes(2)), whole)
-    assert {record[0] for record in whole} == {0, 1}
-
-
 # ---- It gives what is no chunk
-
-
-BAD_CHUNKS: dict[str, Callable[[], Any]] = {
-    "objects": remote.objects,
-    "strings": remote.strings,
-    "no array": remote.no_array,
-    "no tuple": remote.no_tuple,
-    "a column less": remote.a_column_less,
-    "a scalar": remote.scalar,
-    "uneven": remote.uneven,
-    "another dtype": remote.another_dtype,
-    "masked": remote.masked,
-    "a subclass": remote.subclass,
-    "transposed": remote.transposed,
-    "big-endian": remote.big_endian,
-    "read-only": remote.read_only,
-    "strided": remote.strided,
-    "empty": remote.empty,
-    "structured": remote.structured,
-    "dates": remote.dates,
-}
-
-
-@pytest.mark.parametrize("give", BAD_CHUNKS.values(), ids=BAD_CHUNKS.keys())
-@pytest.mark.parametrize("first", (True, False), ids=("first", "later"))
-def test_what_is_odd_is_told_as_in_threads(give: Callable[[], Any], first: bool) -> None:
-    fetch = remote.Gives(give, 0 if first else 3)
-    results = []
-    for executor in (None, Processes(2)):
-        got: list[Any] = []
-        with running(fetch, executor=executor, batch_size=2) as (_, feed):
-            try:
-                got.extend(note(batch) for batch in feed)
-            except feeder.FeedError as error:
-                got += [type(error), str(error)]
-        results.append(got)
-    assert results[0] == results[1]
-
-
-def test_what_cannot_be_pickled_is_told() -> None:
-    with (
-        running(remote.Gives(remote.generator, 0), executor=Processes(1)) as (_, feed),
-        pytest.raises((FetchError, ChunkError), match="generator"),
-    ):
-        next(feed)
-
-
-def test_chunks_larger_than_the_bound() -> None:
-    fetch = remote.Large(3 * 2**20)
-    whole = drain(fetch, input_blob_names=["x"], batch_size=2)
-    for num in (1, 2):
-        got = drain(
-            fetch, input_blob_names=["x"], batch_size=2, executor=Processes(num),
-            max_buffered_bytes=2**20,
-        )  # fmt: skip
-        assert_same(got, whole)
 
 
 # ---- What a process says
 
 
+@pytest.mark.process
 def test_what_a_process_says_is_said_here(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -438,6 +393,7 @@ def test_what_a_process_says_is_said_here(
     assert "an error" in failed.getMessage() and "ValueError: told" in failed.getMessage()
 
 
+@pytest.mark.process
 def test_threads_of_a_function_may_speak(capsys: pytest.CaptureFixture[str]) -> None:
     whole = drain(remote.plain)
     got = drain(remote.SpeaksInThreads(), executor=Processes(2), repeatable=False)
@@ -446,6 +402,7 @@ def test_threads_of_a_function_may_speak(capsys: pytest.CaptureFixture[str]) -> 
     assert len(lines) == 20 * 4 * 50 and set(lines) == {"from a thread " + "x" * 500}
 
 
+@pytest.mark.process
 def test_nobody_may_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = drain(remote.plain)
     for stream in (None, remote.Closed()):
@@ -455,6 +412,7 @@ def test_nobody_may_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same(got, whole)
 
 
+@pytest.mark.process
 def test_a_process_has_its_own_environment_and_no_input() -> None:
     whole = drain(remote.plain)
     executor = Processes(2, env={"FEEDER_REMOTE": "set", "OMP_NUM_THREADS": "3"})
@@ -464,8 +422,9 @@ def test_a_process_has_its_own_environment_and_no_input() -> None:
     assert_same(drain(fetch, executor=Processes(1)), whole)
 
 
-@pytest.mark.parametrize(("num", "most"), ((1, 1), (1, 3), (2, 4)))
-def test_a_process_makes_no_more_calls_than_it_may(num: int, most: int, tmp_path: Path) -> None:
+@pytest.mark.process
+def test_a_process_makes_no_more_calls_than_it_may(tmp_path: Path) -> None:
+    num, most = 2, 4
     whole = drain(remote.plain, epochs=2)
     executor = Processes(num, max_calls=most)
     assert_same(drain(remote.Marked(tmp_path), epochs=2, executor=executor), whole)
@@ -476,10 +435,3 @@ def test_a_process_makes_no_more_calls_than_it_may(num: int, most: int, tmp_path
     assert max(counts.values()) <= most
     # Nor is it replaced long before.
     assert len(counts) <= 2 * 40 // most + 2 * num + 2
-
-
-def test_a_process_of_a_worker_is_replaced_after_its_calls() -> None:
-    for form in FORMS:
-        whole = drain(make_fetch(form, "single"), epochs=2)
-        got = drain(make_fetch(form, "single"), epochs=2, executor=Processes(2, max_calls=3))
-        assert_same(got, whole, form)

@@ -20,6 +20,10 @@ from fuzz.entries import ENTRIES, Entry
 from fuzz.inputs import nested
 from project import ROOT
 
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM = {"codec": 20_000, "message": 2_000}
 COMMANDS = ("inspect", "command")
 
 

@@ -21,7 +21,7 @@ from simulation.model import (
     Violation,
 )
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.served
 
 NO_FAULT = Limits(batches=2, deaths=0, servers=0, rollbacks=0)
 FAULTS = ["deaths", "servers", "rollbacks", "hangs"]

@@ -15,9 +15,7 @@ from simulation.stream import Feed
 
 pytestmark = pytest.mark.served
 
-FOUND = {name: bug.seed for name, bug in SIMULATED.items() if bug.seed is not None}
-SEEDS = sorted({*range(100), *FOUND.values()})
-"""Those with which planted bugs are found are among them: much happens there."""
+RUNS = 500
 CALM = Plan(seed="calm", feed=Feed(2, 60, 2, 2, 1, "keep"), credits=(2, 2))
 
 

@@ -28,6 +28,7 @@ def feeds():
 """
 
 
+@pytest.mark.process
 def test_a_server_runs_on_actors_and_ends_with_them(cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "on_actors.py").write_text(MODULE)
     path = os.pathsep.join(map(str, (ROOT, TESTS, tmp_path)))

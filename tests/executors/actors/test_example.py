@@ -28,6 +28,7 @@ def run(cluster: Any, *arguments: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith("step ")]
 
 
+@pytest.mark.process
 def test_the_example_goes_on_where_it_was_stopped(cluster: Any, tmp_path: Path) -> None:
     position = str(tmp_path / "position")
     whole = run(cluster, str(tmp_path / "none"))

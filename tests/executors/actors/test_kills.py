@@ -15,16 +15,17 @@ from typing import IO, Any
 import pytest
 
 import remote
+from executors.actors.test_streams import FORMS_AND_WAYS
 from feeder import FetchError, RayActors
 from feeder.executors import scaling
 from feeder.executors.actors import DATA, ActorPool
 from feeder.executors.scaling import Scaling
 from feeds import Record, assert_same, deal, drain, expected, note, running
-from fetches import FORMS, make_fetch
+from fetches import make_fetch
 from lineage import WAIT_S, ends_of
 from project import ROOT, TESTS
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.process]
 
 TIMEOUT_S = 60.0
 
@@ -50,8 +51,7 @@ def strike(pool: ActorPool, dice: random.Random, whom: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("way", ("mapped", "frames", "store"))
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "way"), FORMS_AND_WAYS)
 def test_killed_again_and_again(form: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA, way)
     stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=3)
@@ -126,7 +126,7 @@ def said_by(output: IO[str]) -> list[str]:
     return line.split()[1:]
 
 
-@pytest.mark.parametrize("how", ("SIGKILL", "SIGTERM", "exit"))
+@pytest.mark.parametrize("how", ("SIGKILL", "exit"))
 def test_actors_end_with_their_driver(how: str, cluster: Any, tmp_path: Path) -> None:
     stream = expected(make_fetch("seek", "ragged"), pure=False, epochs=3)
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}", "RAY_ADDRESS": cluster.address}
@@ -182,14 +182,14 @@ def test_two_that_differ_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
             pass
 
 
-@pytest.mark.parametrize("way", ("mapped", "frames"))
+@pytest.mark.parametrize("way", ("frames",))
 def test_one_that_ends_each_actor_is_named(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA, way)
     with pytest.raises(FetchError, match=r"call 4: its process ended 3 times, the last time"):
         drain(remote.At(4, remote.die), executor=RayActors(2), timeout=TIMEOUT_S)
 
 
-@pytest.mark.parametrize("way", ("mapped", "frames"))
+@pytest.mark.parametrize("way", ("mapped",))
 def test_one_that_ends_each_actor_late_is_named(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is issued again before it ends its actor, so there is always one that has it."""
     monkeypatch.setenv(DATA, way)

@@ -5,28 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 import remote
+from executors.actors.test_bad_input import stack_of_a_hanging_call
 from executors.actors.test_kills import TIMEOUT_S, pool_of
 from executors.actors.test_pool import Pool
-from feeder import ConfigError, FetchError, FetchTimeout, RayActors
+from feeder import ConfigError, FetchError, RayActors
 from feeder.executors.actors import _MOST_UNMADE, DATA
 from feeder.executors.ports import Line
 from feeds import assert_same, deal, drain, expected, note, running
-from fetches import FORMS, make_fetch
+from fetches import make_fetch
 from lineage import ends_of
 
-pytestmark = pytest.mark.process
 
-WAYS = ("mapped", "frames")
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.process
+@pytest.mark.parametrize(("form", "way"), (("seek", "mapped"), ("pure", "frames")))
 def test_the_stream_is_the_naive_one(
     cluster: Any, form: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +50,7 @@ def test_the_stream_is_the_naive_one(
     assert_same(got, stream)
 
 
+@pytest.mark.process
 def test_a_process_is_replaced_where_it_was(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, Any] = {"epochs": 4, "timeout": TIMEOUT_S, "input_blob_names": ["x"]}
     got: list[Any] = []
@@ -87,22 +86,19 @@ def test_a_process_is_replaced_where_it_was(cluster: Any, caplog: pytest.LogCapt
     assert_same(got, drain(remote.many, most=len(got), **settings))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_call_that_ends_each_process_is_named(
-    cluster: Any, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(DATA, way)
+@pytest.mark.process
+def test_a_call_that_ends_each_process_is_named(cluster: Any) -> None:
     with pytest.raises(FetchError, match=r"call 4: its process ended 3 times.*by SIGKILL"):
         drain(remote.At(4, remote.die), executor=RayActors(1, per_actor=2), timeout=TIMEOUT_S)
 
 
-def test_a_process_that_hangs_is_told_with_its_stack(cluster: Any) -> None:
-    with pytest.raises(FetchTimeout) as caught:
-        fetch = remote.At(7, remote.hang_in_a_place_of_its_own)
-        drain(fetch, executor=RayActors(1, per_actor=2), timeout=16.0)
-    assert "hang_in_a_place_of_its_own" in "".join(caught.value.__notes__)
+@pytest.mark.process
+def test_a_process_that_hangs_is_told_with_its_stack(cluster: Any, tmp_path: Path) -> None:
+    told = stack_of_a_hanging_call(RayActors(1, per_actor=2), tmp_path)
+    assert "hang_in_a_place_of_its_own" in told
 
 
+@pytest.mark.process
 def test_rays_store_has_one_process_for_each(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA, "store")
     with pytest.raises(ConfigError, match="per_actor is 2 and FEEDER_RAY_DATA is 'store'"):

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import jobs
+from executors.actors.cluster import small_cluster
 from feeder.job import LocalHostSession, LocalSession, RaySession, Session
 from jobs import FOLDER, NODES
-from needs import needs
-
-END_S = 10.0
 
 
 class Threads:
     """Sessions in this process."""
+
+    has_pids = False
 
     def session(self, factory: str, folder: Path) -> Session:
         """A session for the job that `factory`, of the module `jobs`, makes."""
         return LocalSession()
 
 
+class Messages(Threads):
+    """Sessions in this process, whose nodes are told by messages and make the job themselves."""
+
+    def session(self, factory: str, folder: Path) -> Session:
+        return jobs.Actors(f"jobs:{factory}")
+
+
 class Processes:
     """Sessions of a process for each node."""
+
+    has_pids = True
 
     def session(self, factory: str, folder: Path) -> Session:
         return LocalHostSession(f"jobs:{factory}", folder / "nodes")
@@ -38,6 +46,8 @@ class Processes:
 class Actors:
     """Sessions of an actor for each node, each on a node of the cluster."""
 
+    has_pids = True
+
     def session(self, factory: str, folder: Path) -> Session:
         variables = {"PYTHONPATH": os.pathsep.join(sys.path), FOLDER: str(folder)}
         environment = {"env_vars": variables}
@@ -45,68 +55,15 @@ class Actors:
         return RaySession(f"jobs:{factory}", options=options)
 
 
-@contextmanager
-def cluster() -> Iterator[None]:
-    """A Ray cluster of three logical nodes, of which no process is left."""
-    needs("ray")
-    import ray
-    from ray.cluster_utils import Cluster
-
-    with (
-        tempfile.TemporaryDirectory(prefix="ray-") as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("RAY_TMPDIR", folder)
-        made = Cluster()
-        try:
-            for node in NODES:
-                made.add_node(num_cpus=1, resources={node: 1}, include_dashboard=False)
-            ray.init(address=made.address, log_to_driver=False, configure_logging=False)
-            yield
-        finally:
-            ray.shutdown()
-            made.shutdown()
-        assert processes_of(folder) == []
+PLACES = {"threads": Threads, "messages": Messages, "processes": Processes, "ray": Actors}
 
 
-def processes_of(folder: str) -> list[str]:
-    """The command lines of processes that have to do with a folder, once they have had time to
-    end."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if folder in command and not has_ended(int(process.name)):
-                found.append(command)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
-def has_ended(pid: int) -> bool:
-    """Wait for the end of a process that need not be ours."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        return bool(select.select([descriptor], [], [], END_S)[0])
-    finally:
-        os.close(descriptor)
-
-
-PLACES = {"threads": Threads, "processes": Processes, "ray": Actors}
-
-
-@pytest.fixture(
-    # A cluster goes before others want one. A "package" without __init__.py is the whole session.
-    scope="module",
-    params=[
-        "threads",
-        pytest.param("processes", marks=pytest.mark.process),
-        pytest.param("ray", marks=[pytest.mark.process, pytest.mark.foreign_sockets]),
-    ],
-)
+# A cluster goes before others want one. A "package" without __init__.py is the whole session.
+@pytest.fixture(scope="module", params=["threads", "messages"])
 def place(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Where nodes are."""
+    """Where nodes are: in this process, unless a test says that it needs others (`everywhere`)."""
     with ExitStack() as stack:
         if request.param == "ray":
-            stack.enter_context(cluster())
+            nodes = [{"num_cpus": 1, "resources": {node: 1}} for node in NODES]
+            stack.enter_context(small_cluster(*nodes))
         yield PLACES[request.param]()

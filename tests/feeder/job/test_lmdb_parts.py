@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import feeder
+import parts
 from feeder.checkpoint.format import DamagedError
 from feeder.job.checkpoints import lmdbs
 from feeder.job.checkpoints.databases import open_database
@@ -159,7 +159,7 @@ def refuses(database: LmdbDatabase) -> bool:
 
 def test_no_truncation_is_loaded(database: LmdbDatabase, part: Path) -> None:
     whole = part.read_bytes()
-    sizes = {*range(0, len(whole), 97), *range(64), *range(len(whole) - 64, len(whole))}
+    sizes = {*range(0, len(whole), 397), *range(64), *range(len(whole) - 64, len(whole))}
     for size in sizes:
         part.write_bytes(whole[:size])
         assert refuses(database), size
@@ -170,25 +170,13 @@ def test_no_truncation_is_loaded(database: LmdbDatabase, part: Path) -> None:
 def test_no_flipped_bit_is_loaded(database: LmdbDatabase, part: Path) -> None:
     whole = part.read_bytes()
     # Most of an LMDB is zeros: every byte that is not, and some of the others.
-    places = [at for at, byte in enumerate(whole) if byte or at % 61 == 0]
-    for at in places:
+    places = [at for at, byte in enumerate(whole) if byte or at % 211 == 0]
+    for at in places if not parts.is_full else range(len(whole)):
         flipped = bytearray(whole)
         flipped[at] ^= 1 << at % 8
         part.write_bytes(flipped)
         assert refuses(database), at
     part.write_bytes(whole)
-    assert not refuses(database)
-
-
-@pytest.mark.served
-def test_no_flipped_bit_is_loaded_whichever_it_is(database: LmdbDatabase, part: Path) -> None:
-    whole = part.read_bytes()
-    with part.open("r+b", buffering=0) as file:
-        for at, byte in enumerate(whole):
-            for bit in range(8):
-                os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), at)
-                assert refuses(database), (at, bit)
-            os.pwrite(file.fileno(), bytes([byte]), at)
     assert not refuses(database)
 
 

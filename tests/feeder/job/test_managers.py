@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,10 +52,23 @@ def db_type(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders with a job that is done, by the type of database; made when they are asked for."""
+    return {}
+
+
 @pytest.fixture
-def trained(tmp_path: Path, db_type: str) -> Path:
+def trained(
+    tmp_path: Path, db_type: str, trained_once: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:  # fmt: skip
     """A folder with a job that is done."""
-    assert train(tmp_path, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
+    if db_type not in trained_once:
+        made = tmp_path_factory.mktemp(f"trained-{db_type}")
+        assert train(made, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
+        trained_once[db_type] = made
+    shutil.copytree(trained_once[db_type], tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
@@ -81,6 +95,7 @@ def test_the_newest_that_is_whole_is_found_and_damaged_ones_are_named(
     assert train(trained, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
 
 
+@pytest.mark.parametrize("db_type", ["file"], indirect=True)
 def test_where_none_is_whole_nothing_is_begun_anew(trained: Path, db_type: str) -> None:
     for epoch in range(NUM_EPOCHS + 1):
         flip(trained / f"trainer_0.{epoch}", 60)
@@ -92,6 +107,7 @@ def test_where_none_is_whole_nothing_is_begun_anew(trained: Path, db_type: str) 
     )
 
 
+@pytest.mark.parametrize("db_type", ["file"], indirect=True)
 def test_a_job_that_was_put_back_goes_on_from_there(tmp_path: Path, db_type: str) -> None:
     train(tmp_path, db_type=db_type)
 
@@ -135,46 +151,53 @@ def test_a_limit_that_was_raised_lets_a_finished_job_go_on(tmp_path: Path) -> No
 # ---- bad input
 
 
-@pytest.mark.parametrize("prefix", ["", "a/../b", "..", "a\0b", 7, None])
-def test_a_prefix_that_is_none_is_refused(prefix: Any) -> None:
-    with pytest.raises(feeder.CheckpointError, match=r"db_prefix is .*, expected a path or a URL"):
-        MultiNodeCheckpointManager(prefix)
+def initiated(nodes: Sequence[str]) -> MultiNodeCheckpointManager:
+    manager = manager_in(Path("unused"))
+    manager.init(nodes)
+    manager.init(nodes)
+    return manager
 
 
-@pytest.mark.parametrize("prefix", ["", "../b/", "a\0b"])
-def test_a_path_prefix_that_is_none_is_refused(tmp_path: Path, prefix: str) -> None:
-    with pytest.raises(feeder.CheckpointError, match="path_prefix is "):
-        manager_in(tmp_path).set_params(NODES, path_prefix=prefix)
+NO_NODES = ("", "..", "a/b", "trainer:0", "x" * 41, ".hidden", 3)
+REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    *(
+        (
+            lambda prefix=prefix: MultiNodeCheckpointManager(prefix), feeder.CheckpointError,
+            "db_prefix is .*, expected a path or a URL",
+        ) for prefix in ("", "a/../b", "..", "a\0b", 7, None)
+    ),
+    *(
+        (
+            lambda prefix=prefix: manager_in(Path("unused")).set_params(NODES, path_prefix=prefix),
+            feeder.CheckpointError, "path_prefix is ",
+        ) for prefix in ("", "../b/", "a\0b")
+    ),
+    *(
+        (
+            lambda node=node: initiated([node]), feeder.ConfigError,
+            "node is called .*, expected 1 to 40 of",
+        ) for node in NO_NODES
+    ),
+    (lambda: CheckpointManager("unused", "a/b"), feeder.ConfigError, "node is called"),
+    (lambda: manager_in(Path("unused"), "minidb"), feeder.ConfigError,
+     r"db_type is 'minidb', expected one of \('file'"),
+    (lambda: initiated(["a", "a"]), feeder.ConfigError, "one or more, none of them twice"),
+    (lambda: initiated([]), feeder.ConfigError, "expected one or more"),
+    (lambda: manager_in(Path("unused")).save(1), feeder.ConfigError, "no nodes yet; call set_par"),
+    (lambda: CheckpointManager("unused", "one").init(["a", "b"]), feeder.ConfigError,
+     r"is for one node, got \['a', 'b'\]"),
+    (lambda: initiated(["a", "b"]).init(["a"]), feeder.ConfigError,
+     r"is of nodes \['a', 'b'\], not \['a'\]"),
+    (lambda: initiated(["a"]).get_ckpt_db_name("c", 1), feeder.ConfigError, "no node 'c' here, e"),
+    (lambda: initiated(["a"]).write_checkpoint_metadata(3), feeder.CheckpointError,
+     "epoch 3 is not saved on all nodes"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("node", ["", "..", "a/b", "trainer:0", "x" * 41, ".hidden", 3])
-def test_a_node_that_no_file_could_be_named_by_is_refused(tmp_path: Path, node: Any) -> None:
-    with pytest.raises(feeder.ConfigError, match=r"node is called .*, expected 1 to 40 of"):
-        manager_in(tmp_path).set_params([node])
-    with pytest.raises(feeder.ConfigError, match="node is called"):
-        CheckpointManager(tmp_path, node)
-
-
-def test_other_settings_that_are_wrong_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(feeder.ConfigError, match=r"db_type is 'minidb', expected one of \('file'"):
-        MultiNodeCheckpointManager(tmp_path, "minidb")
-    with pytest.raises(feeder.ConfigError, match=r"expected one or more, none of them twice"):
-        manager_in(tmp_path).set_params(["a", "a"])
-    with pytest.raises(feeder.ConfigError, match=r"expected one or more"):
-        manager_in(tmp_path).init([])
-    with pytest.raises(feeder.ConfigError, match=r"knows no nodes yet; call set_params"):
-        manager_in(tmp_path).save(1)
-    with pytest.raises(feeder.ConfigError, match=r"is for one node, got \['a', 'b'\]"):
-        CheckpointManager(tmp_path, "one").init(["a", "b"])
-    manager = manager_in(tmp_path)
-    manager.init(["a", "b"])
-    manager.init(["a", "b"])
-    with pytest.raises(feeder.ConfigError, match=r"is of nodes \['a', 'b'\], not \['a'\]"):
-        manager.init(["a"])
-    with pytest.raises(feeder.ConfigError, match=r"no node 'c' here, expected one of"):
-        manager.get_ckpt_db_name("c", 1)
-    with pytest.raises(feeder.CheckpointError, match="epoch 3 is not saved on all nodes"):
-        manager.write_checkpoint_metadata(3)
+@pytest.mark.parametrize(("ask", "error", "told"), REFUSED)
+def test_what_is_wrong_is_refused(ask: Callable[[], Any], error: Any, told: str) -> None:
+    with pytest.raises(error, match=told):
+        ask()
 
 
 def test_an_lmdb_needs_a_folder(tmp_path: Path) -> None:
@@ -195,6 +218,7 @@ def test_a_folder_may_be_a_url(tmp_path: Path, db_type: str) -> None:
         MultiNodeCheckpointManager("file://other/path", db_type)
 
 
+@pytest.mark.parametrize("db_type", ["file"], indirect=True)
 def test_an_epoch_that_is_not_there_is_named_with_those_that_are(
     trained: Path, db_type: str
 ) -> None:
@@ -231,6 +255,7 @@ def test_other_nodes_may_share_a_folder(tmp_path: Path) -> None:
         assert (runner.train(session), runner.resume_from_epoch) == (NUM_EPOCHS, None)
 
 
+@pytest.mark.parametrize("db_type", ["file"], indirect=True)
 def test_a_manifest_whose_part_is_missing_names_it(trained: Path, db_type: str) -> None:
     (trained / "trainer_1.2").unlink()
     with pytest.raises(feeder.CheckpointError) as caught:
@@ -242,6 +267,7 @@ def test_a_manifest_whose_part_is_missing_names_it(trained: Path, db_type: str) 
     )
 
 
+@pytest.mark.parametrize("db_type", ["file"], indirect=True)
 def test_a_manifest_whose_part_is_another_names_it(trained: Path, db_type: str) -> None:
     (trained / "trainer_1.3").rename(trained / "trainer_1.2")
     with pytest.raises(feeder.CheckpointError) as caught:
@@ -262,6 +288,7 @@ def test_a_part_that_is_exchanged_at_the_last_moment_is_not_loaded(
             session.run(loading)
 
 
+@pytest.mark.parametrize("db_type", ["file"], indirect=True)
 def test_a_link_is_neither_read_nor_written_through(trained: Path, db_type: str) -> None:
     outside = trained.parent / "outside"
     (trained / "trainer_1.2").rename(outside)
@@ -275,6 +302,7 @@ def test_a_link_is_neither_read_nor_written_through(trained: Path, db_type: str)
     assert (runner.failed_saves, outside.read_bytes()) == ([2], before)
 
 
+@pytest.mark.parametrize("db_type", ["file"], indirect=True)
 def test_a_file_that_is_no_checkpoint_is_left_where_it_is(
     tmp_path: Path, db_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -10,43 +9,11 @@ import pytest
 
 import feeder
 import jobs
-from feeder.job import Job, JobRunner, LocalSession, MultiNodeCheckpointManager
+from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
 from feeder.job.checkpoints.parts import PartReceipt
-from feeder.job.messages import Done, End, Plan, Request, decode_reply, encode, error_of
-from feeder.job.ray_session import NodeActor
-from feeder.job.session import Session
+from feeder.job.messages import Plan
 from feeder.state import codec
-from jobs import NODES, NUM_EPOCHS, TOTALS
-
-
-class Actors(Session):
-    """Nodes as the actors of a cluster, which starts one again that ends between two calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.actors: dict[str, NodeActor] = {}
-        self._replies: deque[tuple[str, bytes]] = deque()
-
-    def restart(self, node: str) -> None:
-        self.actors[node].answer(encode(End()))
-        self.actors[node] = NodeActor("jobs:make_three", node)
-
-    def _start(self, job: Job) -> None:
-        self.actors = {node: NodeActor("jobs:make_three", node) for node in job.nodes()}
-
-    def _send(self, node: str, request: Request) -> None:
-        self._replies.append((node, self.actors[node].answer(encode(request))))
-
-    def _receive(self) -> tuple[str, Any, BaseException | None]:
-        node, data = self._replies.popleft()
-        reply = decode_reply(data)
-        if isinstance(reply, Done):
-            return node, codec.unpack(reply.answer), None
-        return node, None, error_of(reply, node)
-
-    def _stop(self) -> None:
-        for node in self.actors:
-            self.restart(node)
+from jobs import NODES, NUM_EPOCHS, TOTALS, Actors
 
 
 class Restarting(MultiNodeCheckpointManager):
@@ -57,13 +24,13 @@ class Restarting(MultiNodeCheckpointManager):
 
     def save(self, epoch: int) -> Any:
         if (epoch, self.when) == (2, "before the save"):
-            self.session.restart(NODES[1])
+            self.session.start_again(NODES[1])
         return super().save(epoch)
 
     def write_checkpoint_metadata(self, *arguments: Any) -> None:
         super().write_checkpoint_metadata(*arguments)
         if (arguments[0], self.when) == (2, "after the save"):
-            self.session.restart(NODES[1])
+            self.session.start_again(NODES[1])
 
 
 @pytest.mark.parametrize(("when", "last"), [("before the save", 1), ("after the save", 2)])
@@ -85,7 +52,7 @@ def test_a_node_that_was_not_told_to_begin_refuses_everything(tmp_path: Path) ->
     job, manager = jobs.make_three(), MultiNodeCheckpointManager(tmp_path)
     with Actors() as session:
         JobRunner(job, manager).train(session)
-        session.restart(NODES[1])
+        session.start_again(NODES[1])
         calls = [
             lambda: session.run(manager.init(NODES)),
             lambda: session.run(manager.save(5)),
@@ -100,7 +67,7 @@ def test_a_node_that_was_not_told_to_begin_refuses_everything(tmp_path: Path) ->
         session.open(job)
         session.run(manager.load(2))
         assert session.fetch(NODES[1], ["total"])["total"] == TOTALS[1]
-        session.restart(NODES[1])
+        session.start_again(NODES[1])
         with pytest.raises(feeder.RemoteError, match="has lost its workspace"):
             session.run(job.epoch_group)
         with pytest.raises(feeder.ClosedError):

@@ -52,16 +52,21 @@ def test_a_ray_session_refuses_the_same() -> None:
         ("jobs:make_single", "node 'trainer_1' has made another job"),
     ],
 )
-def test_a_node_that_cannot_make_the_job_says_why(
-    tmp_path: Path, factory: str, message: str
-) -> None:
+def test_a_node_that_cannot_make_the_job_says_why(factory: str, message: str) -> None:
+    with jobs.Actors(factory) as session, pytest.raises(feeder.ConfigError, match=message):
+        session.open(jobs.make_job(NODES[1]))
+
+
+@pytest.mark.process
+def test_a_process_that_cannot_make_the_job_says_why(tmp_path: Path) -> None:
     with (
-        LocalHostSession(factory, tmp_path) as session,
-        pytest.raises(feeder.ConfigError, match=message),
+        LocalHostSession("no_such_module:make", tmp_path) as session,
+        pytest.raises(feeder.ConfigError, match="no module 'no_such_module' is found"),
     ):
         session.open(jobs.make_job(NODES[1]))
 
 
+@pytest.mark.process
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
@@ -71,6 +76,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         session.open(jobs.make_three())
 
 
+@pytest.mark.process
 def test_a_node_works_in_its_folder_and_writes_into_its_log(tmp_path: Path) -> None:
     with LocalHostSession("jobs:make_talking", tmp_path / "nodes") as session:
         JobRunner(jobs.make_talking()).train(session)
@@ -84,7 +90,7 @@ def test_uploads_need_a_factory_of_the_whole_runner(
 ) -> None:
     monkeypatch.setenv(jobs.FOLDER, str(jobs.folder_of(tmp_path)))
     with (
-        LocalHostSession("jobs:make_three", tmp_path / "nodes") as session,
+        jobs.Actors() as session,
         pytest.raises(feeder.ConfigError, match="let the factory return a JobRunner"),
     ):
         jobs.make_uploading().train(session)
@@ -118,7 +124,7 @@ def test_a_local_session_runs_any_group_and_others_those_of_the_job(tmp_path: Pa
     assert sorted(ran) == sorted(f"node {node}" for node in NODES * 2)
     group.key = None
     with (
-        LocalHostSession("jobs:make_three", tmp_path) as session,
+        jobs.Actors() as session,
         pytest.raises(feeder.ConfigError, match="the group is not one of the job's"),
     ):
         session.open(job)
@@ -152,7 +158,7 @@ def test_nodes_work_at_the_same_time() -> None:
     barrier = threading.Barrier(3)
     with Job() as job:
         for node in NODES:
-            Task(lambda workspace: barrier.wait(10.0), node=node)
+            Task(lambda workspace: barrier.wait(60.0), node=node)
     feeder.job.epoch_limiter(job, 2)
     with LocalSession() as session:
         assert JobRunner(job).train(session) == 2
@@ -164,12 +170,12 @@ def test_a_node_that_fails_does_not_wait_for_one_that_waits_for_it(
     entered, gate = threading.Event(), threading.Event()
 
     def fail(workspace: Any) -> None:
-        assert entered.wait(10.0)
+        assert entered.wait(60.0)
         raise jobs.Odd
 
     with Job() as job:
         Task(fail, node=NODES[0])
-        Task(lambda workspace: (entered.set(), gate.wait(10.0)), node=NODES[1], name="wait")
+        Task(lambda workspace: (entered.set(), gate.wait(60.0)), node=NODES[1], name="wait")
     feeder.job.epoch_limiter(job, 1)
     session = LocalSession()
     with pytest.raises(jobs.Odd):
@@ -181,6 +187,7 @@ def test_a_node_that_fails_does_not_wait_for_one_that_waits_for_it(
     gate.set()
 
 
+@pytest.mark.process
 def test_a_process_that_does_not_end_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +203,7 @@ def test_a_process_that_does_not_end_is_ended(
 
 
 def test_an_error_of_feeders_is_of_the_same_class_from_another_process(tmp_path: Path) -> None:
-    with LocalHostSession("jobs:make_three", tmp_path) as session:
+    with jobs.Actors() as session:
         session.open(jobs.make_three())
         manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
         session.run(manager.init(NODES))
@@ -208,6 +215,7 @@ def test_an_error_of_feeders_is_of_the_same_class_from_another_process(tmp_path:
         assert session.run(manager.init(NODES)) is None  # the session goes on
 
 
+@pytest.mark.process
 def test_a_node_whose_runner_is_gone_ends(tmp_path: Path) -> None:
     with LocalHostSession("jobs:make_three", tmp_path) as session:
         session.open(jobs.make_three())
@@ -215,7 +223,7 @@ def test_a_node_whose_runner_is_gone_ends(tmp_path: Path) -> None:
         for process in session._nodes.values():
             process.pipe.close()
         for end in ends:
-            assert select.select([end], [], [], 10.0)[0], "a node has outlived its runner"
+            assert select.select([end], [], [], 60.0)[0], "a node has outlived its runner"
             os.close(end)
 
 
@@ -236,8 +244,8 @@ def test_a_job_that_would_never_end_is_refused() -> None:
         JobRunner(job).train(session)
 
 
-def test_what_is_not_there_is_not_fetched_and_the_session_goes_on(tmp_path: Path) -> None:
-    for session in (LocalSession(), LocalHostSession("jobs:make_three", tmp_path)):
+def test_what_is_not_there_is_not_fetched_and_the_session_goes_on() -> None:
+    for session in (LocalSession(), jobs.Actors()):
         with session:
             session.open(jobs.make_three())
             with pytest.raises((KeyError, feeder.RemoteError), match="no 'sum' in this workspace"):
@@ -245,10 +253,9 @@ def test_what_is_not_there_is_not_fetched_and_the_session_goes_on(tmp_path: Path
             session.open(session._job)
 
 
-@pytest.mark.parametrize(
-    "place", [pytest.param("ray", marks=[pytest.mark.process, pytest.mark.foreign_sockets])],
-    indirect=True,
-)  # fmt: skip
+@pytest.mark.process
+@pytest.mark.foreign_sockets
+@pytest.mark.parametrize("place", ["ray"], indirect=True)
 def test_an_actor_that_is_gone_ends_the_job_which_is_resumed(place: Any, tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
 

@@ -17,7 +17,6 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeds import note
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, assert_sound, installed
 from standin.reading import LateReader
@@ -146,30 +145,6 @@ def test_a_consumer_that_is_forgotten_leaves_no_thread(way: Way) -> None:
         for thread in threads:
             thread.join(10.0)
             assert not thread.is_alive()
-
-
-def test_the_position_is_the_same_as_on_the_host(way: Way) -> None:
-    with serving(factory) as server:
-        with reading(server, plane=way.settings["plane"]) as host:
-            states = [(note(batch), batch.cut) for batch in host]
-        with reading(server, **way.settings) as consumer:
-            taken = [(note(batch), batch.cut) for batch in consumer]
-    assert taken[:-1] == states[:-1]
-    # That no batch follows may be known with the last one, or only after it.
-    assert taken[-1][0] == states[-1][0]
-
-
-def test_a_state_that_is_loaded_is_gone_on_from(way: Way) -> None:
-    with serving(factory) as server:
-        with reading(server, **way.settings) as consumer:
-            for _ in range(41):
-                next(consumer)
-            state = consumer.state_dict()
-        with reading(server, **way.settings) as consumer:
-            consumer.load_state_dict(state)
-            for step in range(41, NUM_BATCHES):
-                assert_is(next(consumer), step)
-            assert next(consumer, None) is None
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -15,6 +14,8 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.devices.cuda.queue import CudaQueue
+from feeder.service.protocol import events
+from feeder.service.server.group import ConsumerGroup
 from small import WAIT_S, Aside, Pure, make
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinError, assert_sound, installed
@@ -41,14 +42,6 @@ def fail_of(batches: Any) -> tuple[list[int], feeder.FeedError]:
         for batch in batches:
             steps.append(batch.step)
     return steps, caught.value
-
-
-def wait_until_left(server: feeder.Server) -> None:
-    """Wait until the server has heard that its one consumer has left."""
-    pause, until = threading.Event(), time.monotonic() + WAIT_S
-    while server.figures().feeds[0].queues[0].consumer is not None:
-        assert time.monotonic() < until
-        pause.wait(0.001)
 
 
 # ---- asking for what is not there
@@ -179,7 +172,18 @@ def test_raw_bytes_stay_on_the_host(machine: Machine) -> None:
 
 
 @pytest.mark.served
-def test_a_consumer_is_told_of_a_dtype_that_its_device_lacks(machine: Machine) -> None:
+def test_a_consumer_is_told_of_a_dtype_that_its_device_lacks(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, perform = threading.Event(), ConsumerGroup._perform
+
+    def noted(group: ConsumerGroup, one: Any) -> None:
+        perform(group, one)
+        if isinstance(one, events.EndLease):
+            left.set()
+
+    monkeypatch.setattr(ConsumerGroup, "_perform", noted)
+
     def fetch(call: feeder.Call) -> Any:
         return (np.zeros(4, "datetime64[s]"),)
 
@@ -189,7 +193,7 @@ def test_a_consumer_is_told_of_a_dtype_that_its_device_lacks(machine: Machine) -
     ):
         steps, error = fail_of(consumer)
         # It leaves its queue: the server would send what cannot be taken.
-        wait_until_left(server)
+        assert left.wait(WAIT_S)
         with reading(server) as other:
             assert next(other).step == 0
     assert (steps, type(error)) == ([], feeder.ConfigError)

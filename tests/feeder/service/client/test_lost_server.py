@@ -20,6 +20,8 @@ pytestmark = pytest.mark.served
 
 pytestmark = pytest.mark.served
 
+pytestmark = pytest.mark.served
+
 WAIT_S = 10.0
 
 

@@ -12,9 +12,10 @@ from feeder.errors import ConnectTimeout, FetchError
 from served import here, reading, serving, wait_until
 from small import Pure, make
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = pytest.mark.served
 
-NOBODY = "ipc:///virtual/nobody"
+LATENCY_S = 0.15
+"""Each way. A queue is held after four ways: later than an address that is silent is given up."""
 
 
 def five() -> feeder.Coordinator:

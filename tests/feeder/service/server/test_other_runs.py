@@ -22,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("world")
 
 pytestmark = pytest.mark.served
 
+pytestmark = pytest.mark.served
+
 NUM = 100
 """Batches of each of two queues."""
 NOT_ONE = (
