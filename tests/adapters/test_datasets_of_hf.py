@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import feeder
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources import hf, iterable
+from feeder.workers.sources import RecordError, hf, iterable
 from needs import needs_framework
 
 needs_framework("datasets", "pyarrow")
@@ -56,6 +57,24 @@ def test_its_rows_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert hf(whole).describe() != hf(whole.select([1])).describe()
     with pytest.raises(ConfigError, match=r"one that streams is for sources\.iterable"):
         hf(whole.to_iterable_dataset())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import tqdm
+
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
+    words, path = pa.array(["aa", "bbb", "cccc", "ddddd"]), tmp_path / "x.arrow"
+    table = pa.table({"x": words})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    offsets, beyond = (np.array([0, 2, n, 9, 14], np.int32).tobytes() for n in (5, 2**30))
+    path.write_bytes(path.read_bytes().replace(offsets, beyond))
+    source = hf(datasets.Dataset.from_file(str(path))).map(lambda row: len(row["x"]))
+    told = r"batch 0 of the dataset in '.*x\.arrow': the file is damaged: .*; write or copy it anew"
+    with pytest.raises(RecordError, match=told):
+        source(call(0, 4))
 
 
 @pytest.mark.filterwarnings("ignore")

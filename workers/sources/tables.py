@@ -31,6 +31,9 @@ from feeder.workers.sources.stores.reading import Columns, RecordError
 from feeder.workers.stream.batch import Call
 from feeder.workers.tuning import TUNING
 
+_ARROW_ERRORS = (IndexError, KeyError, NotImplementedError, TypeError, ValueError)
+"""What pyarrow raises of damaged bytes, beside OSError."""
+
 Paths = PathLike | Iterable[PathLike]
 
 
@@ -184,7 +187,7 @@ class TableRecords:
     def _decode(self, number: int) -> dict[str, ColumnArray]:
         try:
             return to_columns(self._tables.group(number))
-        except (OSError, ValueError) as error:
+        except (OSError, *_ARROW_ERRORS) as error:
             raise RecordError(f"{self._tables.name(number)}: {error}") from error
 
     def _groups_of(
@@ -273,12 +276,14 @@ class _Files:
         for number, path in enumerate(paths):
             try:
                 schema, sizes, digest = self._open(path)
+                # The names of a damaged file may be no text.
+                known = list(schema.names)
             except OSError as error:
                 reason = error.strerror or error
                 raise ConfigError(f"{path!r} cannot be read: {reason}") from error
-            except (KeyError, ValueError) as error:
+            except _ARROW_ERRORS as error:
                 raise ConfigError(f"{path!r} cannot be read: {error}") from error
-            self._check(path, schema)
+            self._check(path, schema, known)
             self.places += [(number, group) for group in range(len(sizes))]
             counts += sizes
             self._digests.append(f"{sum(sizes)} rows, {digest}")
@@ -293,11 +298,13 @@ class _Files:
         """The schema of a file, the rows of its groups, and what tells it from another."""
         raise NotImplementedError
 
-    def _check(self, path: str, schema: Any) -> None:
-        names = schema.names if self.columns is None else self.columns
+    def _check(self, path: str, schema: Any, known: list[str]) -> None:
+        names = known if self.columns is None else self.columns
         for name in names:
-            if name not in schema.names:
-                raise ConfigError(f"{path!r} has the columns {schema.names}, and no {name!r}")
+            if name not in known:
+                raise ConfigError(f"{path!r} has the columns {known}, and no {name!r}")
+            if known.count(name) > 1:
+                raise ConfigError(f"{path!r} has the columns {known}: two of one name")
         schema = [schema.field(name) for name in names]
         if self.schema is None:
             self.schema = schema
@@ -330,6 +337,14 @@ def _digest_of_end(path: str) -> str:
     return xxhash.xxh3_64_hexdigest(foot + str(size).encode())
 
 
+def _validate(rows: Any) -> None:
+    """Raise ValueError where the bytes of a batch or a table make no sense."""
+    try:
+        rows.validate(full=True)
+    except _ARROW_ERRORS as error:
+        raise ValueError(f"the file is damaged: {error}; write or copy it anew") from error
+
+
 class ParquetFiles(_Files):
     """Row groups of Parquet files. Opened at the call; read-only, but for the footers that are
     kept, which have their own lock."""
@@ -351,14 +366,48 @@ class ParquetFiles(_Files):
         footer = self._footers.get(file_number, lambda: module.read_metadata(path, memory_map=True))
         with module.ParquetFile(path, metadata=footer, memory_map=True) as file:
             # Other calls run beside this one: more threads would take their time.
-            return file.read_row_group(group, columns=self.columns, use_threads=False)
+            table = file.read_row_group(group, columns=self.columns, use_threads=False)
+        # To decode makes offsets anew, but takes texts and the indices of categories as they are.
+        _validate(table)
+        return table
+
+
+_ARROW_MAGIC = b"ARROW1"
+"""What a file begins with that has a directory of its batches; a stream begins otherwise."""
+
+
+class _MappedBatches:
+    """Record batches that lie in mapped files. Any thread takes them: what changes is which of them
+    have been validated, and of two threads that look at one batch both find the same."""
+
+    def __init__(self, columns: list[str] | None = None) -> None:
+        self._columns = columns
+        self._batches: list[Any] = []
+        self._are_valid: list[bool] = []
+
+    def add(self, batches: Iterable[Any]) -> None:
+        for batch in batches:
+            self._batches.append(batch)
+            self._are_valid.append(False)
+
+    def take(self, number: int) -> Any:
+        """A batch as a table. Raises ValueError where it is damaged."""
+        batch = self._batches[number]
+        if self._columns is not None:
+            batch = batch.select(self._columns)
+        if not self._are_valid[number]:
+            # Nobody has looked at the bytes of a mapped file: an offset or an index of a category
+            # that leads outside of its column would give other bytes, or end the process.
+            _validate(batch)
+            self._are_valid[number] = True
+        return load("pyarrow", "arrow").Table.from_batches([batch])
 
 
 class ArrowFiles(_Files):
     """Record batches of Arrow files, mapped. Opened once in each process; read-only after that."""
 
     def __init__(self, paths: Sequence[str], columns: list[str] | None) -> None:
-        self._batches: list[list[Any]] = []
+        self._batches = _MappedBatches(columns)
         super().__init__(paths, columns)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -366,29 +415,31 @@ class ArrowFiles(_Files):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._batches = []
+        self._batches = _MappedBatches(self.columns)
         for path in self.paths:
             schema, _, _ = self._open(path)
-            self._check(path, schema)
+            self._check(path, schema, schema.names)
 
     def _open(self, path: str) -> tuple[Any, list[int], str]:
         arrow, ipc = load("pyarrow", "arrow"), load("pyarrow.ipc", "arrow")
         mapped = arrow.memory_map(path)
-        try:
+        if mapped.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC:
             reader = ipc.open_file(mapped)
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        except ValueError:
+        else:
             # No file with a directory at its end, but a stream of batches.
             mapped.seek(0)
             reader = ipc.open_stream(mapped)
             batches = list(reader)
-        self._batches.append(batches)
+        self._batches.add(batches)
         return reader.schema, [batch.num_rows for batch in batches], _digest_of_end(path)
 
     def group(self, number: int) -> Any:
-        file, group = self.places[number]
-        table = load("pyarrow", "arrow").Table.from_batches([self._batches[file][group]])
-        return table if self.columns is None else table.select(self.columns)
+        return self._batches.take(number)
+
+    def name(self, number: int) -> str:
+        file, batch = self.places[number]
+        return f"{self.paths[file]!r}, record batch {batch}"
 
 
 class HfTable:
@@ -408,9 +459,12 @@ class HfTable:
 
     def _open(self) -> None:
         dataset = self._dataset
-        self._batches = dataset.data.table.select(dataset.column_names).to_batches()
-        self.schema = dataset.data.table.select(dataset.column_names).schema
-        self.ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
+        table = dataset.data.table.select(dataset.column_names)
+        batches = table.to_batches()
+        self._batches = _MappedBatches()
+        self._batches.add(batches)
+        self.schema = table.schema
+        self.ends = np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)
         # What select, shuffle and filter chose: a table of row numbers.
         chosen = dataset._indices
         self._rows = None if chosen is None else chosen.column(0).to_numpy()
@@ -422,10 +476,14 @@ class HfTable:
         return indices if self._rows is None else self._rows[indices].astype(np.int64)
 
     def group(self, number: int) -> Any:
-        return load("pyarrow", "arrow").Table.from_batches([self._batches[number]])
+        return self._batches.take(number)
 
     def name(self, number: int) -> str:
-        return f"batch {number} of the dataset"
+        # Which of its files a batch lies in, the dataset does not tell.
+        files = [file["filename"] for file in self._dataset.cache_files]
+        told = f" in {files[0]!r}" if files else ""
+        more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+        return f"batch {number} of the dataset{told}{more}"
 
     def describe(self) -> dict[str, Any]:
         # The library's own digest of the data and of what was done to it.
