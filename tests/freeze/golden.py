@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from freeze import checkpoints, conversation, helps, messages, names, positions, sources, streams
+from freeze import (
+    checkpoints,
+    composed,
+    conversation,
+    helps,
+    messages,
+    names,
+    positions,
+    sources,
+    streams,
+)
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -17,6 +27,7 @@ Facts = Mapping[str, Any]
 FROZEN: dict[str, Callable[[Path], Facts]] = {
     "streams": streams.make,
     "sources": sources.make,
+    "composed": composed.make,
     "positions": positions.make,
     "checkpoints": checkpoints.make,
     "messages": messages.make,
