@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -272,7 +271,7 @@ def from_json(state: Any) -> Any:
 def at(make_one: Callable[[], Reader], step: int) -> dict[str, Any]:
     reader = make_one()
     reader.take(step)
-    return {"state": json.loads(json.dumps(to_json(reader.save()))), "then": reader.take(THEN)}
+    return {"state": to_json(reader.save()), "then": str(reader.take(THEN))}
 
 
 def states_of(name: str) -> dict[str, Any]:
@@ -283,8 +282,8 @@ def make(folder: Path) -> dict[str, Any]:
     return {name: states_of(name) for name in MADE}
 
 
-def rest(name: str, state: Any) -> list[Any]:
+def rest(name: str, state: Any) -> str:
     """The batches after a state that was kept."""
     reader = MADE[name]()
     reader.load(from_json(state))
-    return reader.take(THEN)
+    return str(reader.take(THEN))
