@@ -18,11 +18,10 @@ needs_framework("torchdata")
 ROOT = Path(__file__).parents[2]
 CODE = """
 import json, peers
-loaders = [name for name in ("DataLoader", "feeder, processes", "feeder, threads")]
+loaders = [name for name in ("DataLoader", "feeder, processes")]
 digests = {peers.ask_one("checked", "text", name, 2, 64 * 6)["digest"] for name in loaders}
 timed = peers.time_one("tiny", "feeder, threads", 2, 64 * 30)
-kills = {name: peers.resume("text", name) for name in ("StatefulDataLoader", "feeder, processes",
-                                                       "DataLoader")}
+kills = {name: peers.resume("text", name) for name in ("StatefulDataLoader", "feeder, processes")}
 print(json.dumps([len(digests), timed, kills]))
 """
 
@@ -42,5 +41,4 @@ def test_what_it_finds_is_so() -> None:
     assert kills == {
         "StatefulDataLoader": ["samples equal, draws not", "AssertionError"],
         "feeder, processes": ["equal", "equal"],
-        "DataLoader": ["no state", "no state"],
     }
