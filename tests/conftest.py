@@ -6,12 +6,15 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import settings
 
+import costs
 import needs
 import parts
+import zygote
 from feeder.workers import pipeline
 from leaks import held, left_behind
 
@@ -38,7 +41,7 @@ CLUSTER_TEST_S = 240
 def pytest_addoption(parser: pytest.Parser) -> None:
     needs.add_option(parser)
     which = parser.getgroup("parts of the tests")
-    which.addoption("--fast", action="store_true", help="rules, formats and messages alone")
+    which.addoption("--fast", action="store_true", help="tests of cost `unit` alone")
     which.addoption("--full", action="store_true", help="every combination of parameters")
 
 
@@ -46,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     needs.configure(config)
     parts.is_full = config.getoption("full")
     config.pluginmanager.register(parts.Parts(fast=config.getoption("fast")))
+    config.pluginmanager.register(costs.Costs(tells_slowest=parts.is_full))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -64,6 +68,17 @@ def is_on_cluster(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and (
         hasattr(item, "callspec") and item.callspec.params.get("place") == "ray"
     )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if any(costs.cost_of(item) in ("process", "adapters") for item in session.items):
+        zygote.install()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    with zygote.paused() if item.get_closest_marker("fresh") else nullcontext():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

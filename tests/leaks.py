@@ -20,6 +20,9 @@ from pathlib import Path
 import zmq
 from zmq.utils.garbage import gc as collector
 
+import zygote
+from costs import watch
+
 JOIN_S = 10.0
 """How long a thread that has done its work may take to end, in seconds."""
 _COLLECTIONS = 100
@@ -111,10 +114,14 @@ def _children() -> frozenset[str]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # there are none: the usual case, told without reading all of /proc
         return frozenset()
+    if zygote.pid() and not watch.may_start:
+        return frozenset()  # There is the zygote, and no test that may have started another.
     return frozenset(filter(None, map(_describe_child, Path("/proc").glob("[0-9]*/stat"))))
 
 
 def _describe_child(stat: Path) -> str | None:
+    if stat.parent.name == str(zygote.pid()):
+        return None
     try:
         text = stat.read_text()
     except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile and was somebody else's

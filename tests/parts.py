@@ -1,10 +1,9 @@
 """The parts of the tests: the fast one, the default, and the full one; and who runs which file
 where several processes share the work.
 
-The fast part is a list of folders and files whose tests are rules, formats and messages: they
-start no process, wait for no clock, and say within a minute that a change breaks something. The
-default leaves nothing out but combinations of parameters: it takes each value of each with each
-case. The full part takes every combination.
+The fast part has the tests that `costs.py` marks as `unit`, and says within a minute that a change
+breaks something. The default leaves out campaigns, which are marked as `nightly`, and combinations
+of parameters: it takes each value of each with each case. The full part takes every combination.
 """
 
 from __future__ import annotations
@@ -18,72 +17,12 @@ from zlib import crc32
 
 import pytest
 
-from project import TESTS
-
-FAST = (
-    "conformance/test_golden_files.py",
-    "conformance/test_source_differences.py",
-    "conformance/test_stream.py",
-    "conformance/test_upstream.py",
-    "feeder/checkpoint/test_format.py",
-    "feeder/checkpoint/test_nodes.py",
-    "feeder/checkpoint/test_store.py",
-    "feeder/cli/test_gpus.py",
-    "feeder/config_file",
-    "feeder/devices/cuda/test_driver.py",
-    "feeder/devices/cuda/test_errors.py",
-    "feeder/devices/cuda/test_queue.py",
-    "feeder/devices/cuda/test_rules.py",
-    "feeder/devices/cuda/test_streams.py",
-    "feeder/devices/test_slots.py",
-    "feeder/feeds/test_lifecycle.py",
-    "feeder/feeds/test_races.py",
-    "feeder/feeds/test_read_once.py",
-    "feeder/job/test_definition.py",
-    "feeder/job/test_managers.py",
-    "feeder/job/test_workspace.py",
-    "feeder/observe/status/test_history.py",
-    "feeder/observe/test_prometheus.py",
-    "feeder/observe/test_verdict.py",
-    "feeder/service/client/test_connecting.py",
-    "feeder/service/memory/test_arena.py",
-    "feeder/service/memory/test_mapping.py",
-    "feeder/service/net/test_addresses.py",
-    "feeder/service/protocol",
-    "feeder/service/server/test_accounts.py",
-    "feeder/service/server/test_groups.py",
-    "feeder/state",
-    "feeder/test_config.py",
-    "feeder/test_ranks.py",
-    "freeze",
-    "packaging/test_house_rules.py",
-    "workers",
-)
-NOT_FAST = (
-    "workers/fetch/test_bad_input.py",
-    "workers/fetch/test_inline_merge.py",
-    "workers/fetch/test_running_ahead.py",
-    "workers/fetch/test_timeouts.py",
-    "workers/sources/orders/test_permutation.py",
-)
-"""Files of those folders that wait for clocks or draw large samples."""
+from costs import cost_of, is_fast
 
 _ON_CLUSTER = re.compile(r"[\[-]ray[\]-]")
 
 is_full = False
 """Whether every combination is taken; set from the command line."""
-
-
-def is_fast(path: Path) -> bool:
-    """Return whether a file, or something in a folder, is of the fast part."""
-    name = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
-    if path.is_dir():
-        return name in ("", ".") or any(_is_in(one, name) or _is_in(name, one) for one in FAST)
-    return any(_is_in(name, part) for part in FAST) and name not in NOT_FAST
-
-
-def _is_in(name: str, folder: str) -> bool:
-    return name == folder or name.startswith(folder + "/")
 
 
 def some(case: Sequence[Any], *axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -137,10 +76,15 @@ class Parts:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
+        left_out = [item for item in items if not self._takes(cost_of(item), config)]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in set(left_out)]
+
+    def _takes(self, cost: str, config: pytest.Config) -> bool:
         if self.fast:
-            slow = [item for item in items if item.get_closest_marker("slow")]
-            config.hook.pytest_deselected(items=slow)
-            items[:] = [item for item in items if not item.get_closest_marker("slow")]
+            return cost == "unit"
+        return cost != "nightly" or "nightly" in config.option.markexpr
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_to_serializable(self) -> Iterator[None]:

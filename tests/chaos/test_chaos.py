@@ -12,8 +12,9 @@ from chaos.running import run_chaos
 from chaos.streams import FORMS, NUM_QUEUES, Record, chain_of, make, reference
 from feeder.service.faults import POINTS
 
+pytestmark = pytest.mark.process
 
-@pytest.mark.slow
+
 @pytest.mark.timeout(180)
 def test_fifty_faults_change_nothing() -> None:
     status, output = run_chaos("--faults", "50", "--seed", "7", limit_s=170)
@@ -24,7 +25,6 @@ def test_fifty_faults_change_nothing() -> None:
     assert sum(total > 0 for total in totals.values()) >= len(POINTS) // 2, output
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     ("plant", "fault"),

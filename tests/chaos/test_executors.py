@@ -7,15 +7,15 @@ import pytest
 from chaos.running import run_chaos
 from needs import needs
 
+pytestmark = pytest.mark.process
 
-@pytest.mark.slow
+
 @pytest.mark.timeout(180)
 def test_forty_kills_change_nothing() -> None:
     status, output = run_chaos("--executors", "40", "--seed", "7", limit_s=170)
     assert status == 0, output
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_kills_of_actors_nodes_and_drivers_change_nothing() -> None:
     needs("ray")

@@ -6,8 +6,9 @@ import pytest
 
 from chaos.running import run_chaos
 
+pytestmark = pytest.mark.process
 
-@pytest.mark.slow
+
 @pytest.mark.timeout(120)
 def test_nothing_grows_over_fifty_reconnects() -> None:
     status, output = run_chaos("--soak", "5000", limit_s=110)

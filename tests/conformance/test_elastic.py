@@ -301,6 +301,7 @@ def test_a_position_of_another_shard_is_refused() -> None:
             of_shard(1, devices=3, resume=position)
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("queue", range(4))
 def test_a_position_of_any_queue_goes_on_in_process(
     queue: int, streams: dict[str, list[Record]]

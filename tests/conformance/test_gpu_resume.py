@@ -9,7 +9,7 @@ from conformance import test_resume_ends as ends
 from conformance.gpus import over_gpus
 from conformance.served import narrowed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.served
 machine = over_gpus(there, ends, THREADS=(2,))
 
 test_resumed_at_every_batch = narrowed(

@@ -15,6 +15,8 @@ from standin.gpu import Machine, assert_sound, installed
 from standin.numbered import settings, wanted
 from standin.reading import LateReader
 
+pytestmark = pytest.mark.served
+
 NUM_BATCHES = 10_000
 
 
@@ -22,9 +24,9 @@ NUM_BATCHES = 10_000
     ("seed", "depth", "most_kept"),
     [
         (1, 2, 2),
-        pytest.param(0, 1, 0, marks=pytest.mark.slow),
-        pytest.param(2, 3, 6, marks=pytest.mark.slow),
-        pytest.param(4, 0, 80, marks=pytest.mark.slow),
+        (0, 1, 0),
+        (2, 3, 6),
+        (4, 0, 80),
     ],
 )
 def test_ten_thousand_batches_are_what_was_fetched(seed: int, depth: int, most_kept: int) -> None:
@@ -35,7 +37,6 @@ def test_ten_thousand_batches_are_what_was_fetched(seed: int, depth: int, most_k
     assert_same(got, wanted(NUM_BATCHES))
 
 
-@pytest.mark.slow
 def test_ten_thousand_batches_of_two_gpus_on_streams_of_the_users_own() -> None:
     with gpus(7) as machine, running(**settings(NUM_BATCHES, devices=2)) as (_, feed):
         streams = [machine.clockwork.make(f"user {i}") for i in range(2)]
@@ -49,7 +50,6 @@ def test_ten_thousand_batches_of_two_gpus_on_streams_of_the_users_own() -> None:
     assert_same(got, wanted(NUM_BATCHES))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ("registered", "bounced", "frames"))
 def test_ten_thousand_batches_of_a_consumer_are_what_was_fetched(way: str) -> None:
     machine = Machine(seed=3, registers=way == "registered")

@@ -13,6 +13,8 @@ from conformance import test_resume, test_stream
 from conformance.served import TRANSPORTS, narrowed, running_over
 from standin.gpu import Machine, assert_sound, installed
 
+pytestmark = pytest.mark.served
+
 WAYS = [(transport, True) for transport in TRANSPORTS] + [("shared", False)]
 """Every transport, and shared memory that the driver does not register."""
 

@@ -221,6 +221,7 @@ def test_the_bytes_of_a_state_dict_resume_too(form: str) -> None:
         assert_same(drain(make_fetch(form, "ragged"), resume=state["feeder"], epochs=2), stream[i:])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("carrier", ("bytes", "state dict", "token"))
 def test_resumed_in_a_fresh_process(form: str, carrier: str) -> None:

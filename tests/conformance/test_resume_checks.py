@@ -84,6 +84,7 @@ def test_so_it_is_from_a_state_dict() -> None:
         assert next(coordinator["train"]).step == 5
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("plane", ["shared", "frames"])
 def test_so_it_is_by_a_consumer(plane: Any) -> None:
     with (

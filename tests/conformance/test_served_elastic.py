@@ -21,6 +21,8 @@ from feeds import Record, assert_same, expected, make, note
 from fetches import FORMS
 from naive import naive_dealing
 
+pytestmark = pytest.mark.served
+
 
 @pytest.fixture(scope="module")
 def streams() -> dict[str, list[Record]]:

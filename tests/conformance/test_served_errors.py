@@ -22,6 +22,8 @@ from feeder import (
 from feeds import assert_same, expected, make, note
 from fetches import FORMS, make_fetch
 
+pytestmark = pytest.mark.served
+
 FIRST_BAD = 3
 """The call whose chunk is bad, of the workers' calls or of the pure function's."""
 

@@ -14,6 +14,8 @@ from feeder import Batch, ClosedError, Consumer, ResumeError, Snapshot, sources
 from feeds import Record, assert_same, deal, drain, expected, make, note, running
 from fetches import BATCH_SIZE, FORMS, make_fetch
 
+pytestmark = pytest.mark.served
+
 EPOCHS = 2
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 forms = pytest.mark.parametrize("form", FORMS)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conformance import test_resume as there
 from conformance import test_resume_ends as ends
 from conformance.served import narrowed, over_transports
+
+pytestmark = pytest.mark.served
 
 transport = over_transports(there, ends, THREADS=(2,))
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conformance import test_rows_per_call as there
 from conformance.served import narrowed, over_transports
+
+pytestmark = pytest.mark.served
 
 transport = over_transports(there, THREADS=(3,), DEVICES=(1, 2))
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conformance import test_stream as there
 from conformance.served import narrowed, over_transports
 from fetches import PATTERNS
+
+pytestmark = pytest.mark.served
 
 SOME = ("ragged", "gaps", "idle")
 

@@ -17,6 +17,8 @@ from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.orders.windowed import Window
 from feeds import CARRIERS
 
+pytestmark = pytest.mark.served
+
 BATCH_SIZE, NUM_RECORDS, FILL = 16, 20_000, 100
 FAR = 10**12 // 4096 * 4096
 WINDOW = {"order": "dali", "random_shuffle": True, "initial_fill": FILL}

@@ -29,6 +29,8 @@ from needs import needs
 from protos import Datum
 from stores import encoded, picture, write_lmdb
 
+pytestmark = pytest.mark.process
+
 EPOCHS = 3
 ORDERS = {
     name: order for name, order in frozen.ORDERS.items() if name not in ("one shard", "shuffled")

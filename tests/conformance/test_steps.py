@@ -26,6 +26,8 @@ from needs import needs
 from project import TESTS
 from shards import example, ints, numbered, write_tar, write_tfrecord
 
+pytestmark = pytest.mark.process
+
 WAYS = ("here", *TRANSPORTS)
 
 

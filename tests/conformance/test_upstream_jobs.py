@@ -27,6 +27,8 @@ from feeder.job import (
 )
 from jobs import NODES, NUM_EPOCHS, TOTALS
 
+pytestmark = pytest.mark.process
+
 TESTS = Path(__file__).parents[1]
 LMDB = pytest.mark.needs("lmdb")
 
@@ -78,8 +80,8 @@ def test_totals_from_scratch_and_from_each_epoch_in_fresh_sessions(
     [
         ("single", "file"),
         ("multi", "file"),
-        pytest.param("single", "lmdb", marks=[LMDB, pytest.mark.slow]),
-        pytest.param("multi", "lmdb", marks=[LMDB, pytest.mark.slow]),
+        pytest.param("single", "lmdb", marks=LMDB),
+        pytest.param("multi", "lmdb", marks=LMDB),
     ],
 )
 def test_totals_are_the_same_when_each_resume_is_a_fresh_process(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 TALLY = re.compile(
     r"(\d+) kills during (\d+) saves: (\d+) times older than acknowledged, (\d+) times newer; "
@@ -27,7 +29,6 @@ def kill(num: int) -> list[int]:
     return [int(number) for number in found.groups()]
 
 
-@pytest.mark.slow
 def test_two_hundred_kills_lose_nothing() -> None:
     num_kills, num_saves, num_old, num_newer, num_partials, num_left = kill(200)
     assert (num_kills, num_old, num_left) == (200, 0, 0)

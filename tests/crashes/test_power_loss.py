@@ -13,11 +13,12 @@ from crashes.power import lose_power
 from feeder import durable
 from feeder.checkpoint.store import CheckpointStore
 
+pytestmark = pytest.mark.process
+
 NUM_STATES = 20_000
 FEW_STATES = 1_000
 
 
-@pytest.mark.slow
 def test_after_a_loss_of_power_all_that_was_acknowledged_is_there() -> None:
     tally = lose_power(NUM_STATES, seed=1)
     assert (tally.num_unloadable, tally.num_old) == (0, 0)

@@ -33,6 +33,8 @@ from demo.runs import training_differences as differences
 from demo.training import chain_digest
 from needs import needs
 
+pytestmark = pytest.mark.process
+
 needs("matplotlib")
 needs("rich")
 

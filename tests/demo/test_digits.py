@@ -12,6 +12,8 @@ import pytest
 
 from demo.digits import LARGEST_CHUNK_ROWS, DigitReader, load_digits
 
+pytestmark = pytest.mark.served
+
 NUM_ROWS_PER_CLASS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 SOURCE_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
 

@@ -12,6 +12,8 @@ import yaml
 
 from feeder.observe.prometheus import BUILD, METRICS, VERDICT
 
+pytestmark = pytest.mark.process
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 

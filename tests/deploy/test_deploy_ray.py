@@ -16,6 +16,8 @@ from deploy.kuberay import read_job
 from deploy.test_deploy_files import BATCH_PORT, DEPLOY, STATUS_PORT, UID, parse
 from feeder.executors.cluster import OLDEST
 
+pytestmark = pytest.mark.process
+
 OVERLAY = DEPLOY / "k8s/overlays/kuberay"
 DASHBOARD_PORT, GCS_PORT = 8265, 6379
 

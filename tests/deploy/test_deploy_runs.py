@@ -16,6 +16,8 @@ import yaml
 import feeder
 from feeder.service.net.keys import ClientKeys, ServerKeys, make_keys
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 END_S = 20.0

@@ -15,6 +15,8 @@ import pytest
 
 from docs.pages import ROOT, block_titled
 
+pytestmark = pytest.mark.process
+
 FOLDER = ROOT / "examples/corpus"
 PAGE = ROOT / "docs/pretraining.md"
 

@@ -9,6 +9,8 @@ import pytest
 
 from standin.gpu import Machine, assert_sound, installed
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
 

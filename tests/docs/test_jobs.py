@@ -13,6 +13,8 @@ import jobs
 from docs.pages import ROOT, block_titled, blocks_of
 from docs.story import Story
 
+pytestmark = pytest.mark.process
+
 PAGE = ROOT / "docs/jobs.md"
 
 
@@ -26,7 +28,6 @@ def test_the_page_leaves_what_it_says(scratch: Path, monkeypatch: pytest.MonkeyP
     assert (scratch / "nodes/trainer_0/output.log").read_text() == ""
 
 
-@pytest.mark.slow
 @pytest.mark.needs("ray")
 def test_the_page_runs_on_a_ray_of_its_own(scratch: Path) -> None:
     """In a process of its own: where Ray has been, descriptors are left."""

@@ -14,6 +14,8 @@ import feeder
 from docs.pages import ROOT
 from needs import needs
 
+pytestmark = pytest.mark.process
+
 needs("PIL")
 
 PAGE = (ROOT / "docs/migrating.md").read_text()

@@ -14,6 +14,8 @@ import pytest
 
 from needs import needs
 
+pytestmark = pytest.mark.process
+
 for package in ("matplotlib", "PIL"):
     needs(package)
 

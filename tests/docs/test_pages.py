@@ -14,6 +14,8 @@ from docs.pages import DATA, PAGES, ROOT, RUN, Block, blocks_of, num_fences
 from docs.story import Story, check_command, commands, is_output
 from needs import needs
 
+pytestmark = pytest.mark.process
+
 needs("PIL")
 
 KNOWN = RUN | DATA | {"output", "text"}

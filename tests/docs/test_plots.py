@@ -14,6 +14,8 @@ import pytest
 from docs.pages import ROOT
 from needs import needs
 
+pytestmark = pytest.mark.process
+
 needs("matplotlib")
 
 FIGURES = ROOT / "docs/figures"

@@ -19,6 +19,8 @@ from docs.pages import ROOT, block_titled
 from feeder.state import codec
 from feeder.workers.stream.digests import digest_chunk
 
+pytestmark = pytest.mark.process
+
 PAGE = ROOT / "docs/snapshot-format.md"
 BLOCK = block_titled(PAGE, "read_position.py")
 POINT = np.dtype([("x", "<f4"), ("y", "<i2", (2,))])

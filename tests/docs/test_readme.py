@@ -14,6 +14,8 @@ import pytest
 from docs.pages import ROOT, blocks_of
 from needs import needs
 
+pytestmark = pytest.mark.process
+
 needs("PIL")
 
 (BLOCK,) = [b.code for b in blocks_of(ROOT / "README.md") if b.code.startswith("import torch\n")]

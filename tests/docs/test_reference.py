@@ -22,6 +22,8 @@ from feeder.observe.prometheus import METRICS, names
 from feeder.observe.status.routes import _ROUTES
 from feeder.observe.verdict import KINDS
 
+pytestmark = pytest.mark.process
+
 DOCS = ROOT / "docs"
 
 

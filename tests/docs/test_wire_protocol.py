@@ -26,6 +26,8 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.batches import MAX_FRAME_BYTES, pieces
 from feeder.service.protocol.session import CONSUMER, SERVER, Table
 
+pytestmark = pytest.mark.process
+
 PAGE = ROOT / "docs/wire-protocol.md"
 BLOCK = block_titled(PAGE, "read_feed.py")
 MESSAGES = {**say.FROM_CONSUMER, **say.FROM_SERVER}

@@ -22,6 +22,8 @@ from feeds import assert_same, drain, make, note, running
 from fetches import FORMS, make_fetch
 from remote import At, Raises
 
+pytestmark = pytest.mark.process
+
 THREE_WAYS = (
     "there are three ways out: put it into a module of its own, give its place as 'MODULE:ATTR', "
     "or install cloudpickle"

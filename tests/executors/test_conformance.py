@@ -17,6 +17,8 @@ from conformance import test_stream as stream
 from conformance.served import narrowed
 from feeder import Coordinator, Processes
 
+pytestmark = pytest.mark.process
+
 MODULES: tuple[ModuleType, ...] = (resume, ends, values, rows, stream)
 CHANGED = {"THREADS": (2,), "DEVICES": (3,)}
 """Lists that tests run through, shortened: processes start slowly."""

@@ -17,6 +17,8 @@ from fetches import make_fetch
 from lineage import WAIT_S, ends_of
 from project import ROOT, TESTS
 
+pytestmark = pytest.mark.process
+
 
 @contextmanager
 def trainer(how: str, folder: Path) -> Iterator[subprocess.Popen[str]]:

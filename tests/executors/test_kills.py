@@ -19,6 +19,8 @@ from fetches import FORMS, make_fetch
 from lineage import descendants
 from remote import DeadlyDrawing
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("point", deadly.POINTS)

@@ -17,6 +17,8 @@ from lineage import WAIT_S
 from project import ROOT, TESTS
 from remote import At
 
+pytestmark = pytest.mark.process
+
 CHILD = """
 import os, resource
 import feeder

@@ -22,6 +22,8 @@ from feeder.executors.wire import Calls, Load
 from feeds import assert_same, drain, note, running
 from remote import ROWS, Big, GivesAgain, GivesLater, GivesTwice, ManySizes, Small, filled
 
+pytestmark = pytest.mark.process
+
 TWO = {"input_blob_names": ["x", "y"]}
 ONE = {"input_blob_names": ["x"], "batch_size": ROWS}
 

@@ -14,6 +14,8 @@ from feeder import Call, Processes
 from feeds import assert_same, drain, make, note
 from parts import few
 
+pytestmark = pytest.mark.process
+
 LAST_BATCH = ("keep", "drop", "pad")
 
 

@@ -14,6 +14,8 @@ from feeds import assert_same, drain
 from project import ROOT, TESTS
 from remote import plain
 
+pytestmark = pytest.mark.process
+
 WAIT_S = 60.0
 
 HEAD = """

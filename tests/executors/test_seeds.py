@@ -19,6 +19,8 @@ from feeds import Record, assert_same, drain, note, running
 from project import TESTS
 from remote import Drawing, DrawingSeek, draw_for, draw_half, drawing, drawn_sample
 
+pytestmark = pytest.mark.process
+
 SETTINGS: dict[str, Any] = {
     "input_blob_names": ["x"], "batch_size": 3, "epochs": 3, "num_worker_threads": 3,
 }  # fmt: skip

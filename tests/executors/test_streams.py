@@ -23,6 +23,8 @@ from protos import Datum
 from remote import Flaky, Walk, beyond, plain, sample
 from stores import write_lmdb
 
+pytestmark = pytest.mark.process
+
 LAST_BATCH = ("keep", "drop", "pad", "carry")
 KINDS = (Processes(1), Processes(2), Threads(2), Processes(3), None, Processes(5), "processes")
 """What a feed is run on, one after the other; None says nothing."""

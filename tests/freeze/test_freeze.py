@@ -24,6 +24,7 @@ def test_every_golden_file_is_made_anew() -> None:
     assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(FROZEN)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "name",
     [

@@ -19,6 +19,8 @@ from fuzz.campaign import Share, give_in, make_input
 from fuzz.entries import ENTRIES, Entry
 from fuzz.inputs import nested
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 NUM = {"codec": 20_000, "message": 2_000}
 COMMANDS = ("inspect", "command")

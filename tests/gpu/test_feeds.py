@@ -18,7 +18,7 @@ from standin.numbered import settings, wanted
 
 NUM_BATCHES = 10_000
 BATCH_BYTES = 256
-pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.timeout(300)]
 
 
 def on_gpu(num_batches: int, **more: Any) -> Any:

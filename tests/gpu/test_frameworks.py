@@ -16,7 +16,7 @@ from needs import needs
 from standin.numbered import ROWS, rows_of, settings
 
 NUM_BATCHES = 2000
-pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.timeout(300)]
 
 
 def framework(name: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from needs import needs
 
 NUM, SIZE = 4099, 16
-pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.timeout(300)]
 
 
 class Samples:

@@ -18,7 +18,7 @@ from standin.numbered import ROWS, rows_of, settings, wanted
 
 NUM_BATCHES = 2000
 POISON = 0xA5
-pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture

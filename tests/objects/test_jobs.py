@@ -13,7 +13,7 @@ from feeder.job import JobRunner, LocalHostSession, LocalSession, MultiNodeCheck
 from jobs import NODES, NUM_EPOCHS, TOTALS
 
 # A thread of the library's own opens and closes connections.
-pytestmark = pytest.mark.foreign_sockets
+pytestmark = [pytest.mark.process, pytest.mark.foreign_sockets]
 
 
 def test_totals_are_those_of_the_original_from_every_epoch(url: str) -> None:

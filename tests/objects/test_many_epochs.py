@@ -17,7 +17,7 @@ from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager, epoc
 from jobs import NODES
 
 # A thread of the library's own opens and closes connections.
-pytestmark = pytest.mark.foreign_sockets
+pytestmark = [pytest.mark.process, pytest.mark.foreign_sockets]
 
 
 def with_epochs(num: int, url: str, **settings: Any) -> tuple[Any, MultiNodeCheckpointManager]:

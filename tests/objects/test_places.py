@@ -19,7 +19,7 @@ from objects.conftest import use
 from small import Aside, Pure, ids, make
 
 # A thread of the library's own opens and closes connections.
-pytestmark = pytest.mark.foreign_sockets
+pytestmark = [pytest.mark.process, pytest.mark.foreign_sockets]
 
 
 def overwrite(url: str, name: str, change: Callable[[bytes], bytes]) -> None:

@@ -16,7 +16,7 @@ from feeder.checkpoint.store import CheckpointStore
 from objects.conftest import use
 
 # A thread of the library's own opens and closes connections.
-pytestmark = pytest.mark.foreign_sockets
+pytestmark = [pytest.mark.process, pytest.mark.foreign_sockets]
 
 LISTING = (
     b"<?xml version='1.0' encoding='UTF-8'?><ListBucketResult><Name>bucket</Name><KeyCount>1"

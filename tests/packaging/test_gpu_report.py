@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "scripts" / "benchmarks"
 PAGE = ROOT / "docs" / "gpu.md"
@@ -120,7 +122,6 @@ def test_without_a_gpu_there_is_nothing_to_report_on() -> None:
     assert PAGE.read_text() == before
 
 
-@pytest.mark.slow
 def test_every_case_of_the_benchmark_runs_over_a_stand_in(page: ModuleType) -> None:
     done = run("-W", "error", "-c", "from standin import bench; bench.main()")
     assert done.returncode == 0, done.stderr

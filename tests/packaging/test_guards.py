@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 # Each runs pytest in a child, with processes of its own.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 TESTS = Path(__file__).parents[1]
 HEARD = (signal.SIGINT, signal.SIGHUP)

@@ -44,18 +44,21 @@ def modules_after(code: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
+@pytest.mark.process
 def test_importing_feeder_is_light() -> None:
     loaded = modules_after("import feeder")
     assert "feeder" in loaded
     assert loaded & NOT_AT_IMPORT == set()
 
 
+@pytest.mark.process
 def test_the_whole_api_needs_no_extra() -> None:
     loaded = modules_after("import feeder\nfor name in feeder.__all__: getattr(feeder, name)")
     assert "workers" not in loaded
     assert loaded & NEVER_FOR_THE_API == set()
 
 
+@pytest.mark.process
 def test_statistics_and_the_status_page_need_no_extra() -> None:
     """All but /metrics, which asks for its extra when it is first looked at."""
     loaded = modules_after(
@@ -69,12 +72,14 @@ def test_statistics_and_the_status_page_need_no_extra() -> None:
     assert loaded & NEVER_FOR_THE_API == set()
 
 
+@pytest.mark.process
 def test_a_trainer_loads_no_status_page() -> None:
     loaded = modules_after("import feeder; feeder.connect, feeder.init_data_input_workers")
     assert "http" not in loaded
     assert loaded & NEVER_FOR_THE_API == set()
 
 
+@pytest.mark.process
 def test_importing_feeder_takes_little_time() -> None:
     """By the interpreter's own account, the best of three."""
     assert min(import_ms() for _ in range(3)) <= IMPORT_MS
@@ -126,6 +131,7 @@ def test_a_public_name_reports_its_public_module(module: str, name: str) -> None
     assert not isinstance(value, types.FunctionType) or inspect.signature(value).parameters
 
 
+@pytest.mark.process
 def test_a_traceback_shows_the_public_name() -> None:
     """In a process where nobody has looked up `feeder.FetchError`, before or after the error."""
     code = (
@@ -152,6 +158,7 @@ def test_an_error_is_pickled_by_its_public_name(name: str) -> None:
     assert {field: getattr(again, field) for field in fields} == fields
 
 
+@pytest.mark.process
 def test_an_error_can_be_unpickled_where_it_was_never_looked_up() -> None:
     data = pickle.dumps(feeder.ChunkError("three rows", column="x", got=3))
     code = f"import pickle; error = pickle.loads({data!r}); print(repr(error), error.column)"

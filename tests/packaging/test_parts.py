@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import costs
 import parts
 from fetches import FORMS, PATTERNS
-from parts import is_fast, some, unit_of
-from project import TESTS
+from parts import some, unit_of
 
 LAST_BATCH = ("keep", "drop", "pad", "carry")
 
@@ -55,27 +55,73 @@ def test_the_full_part_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(some(("seek",), (1, 2), "ab")) == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
 
 
-def test_the_fast_part_names_what_is_there() -> None:
-    for name in (*parts.FAST, *parts.NOT_FAST):
-        assert (TESTS / name).exists(), name
-    assert all(is_fast(TESTS / name) for name in parts.FAST)
-    assert not any(is_fast(TESTS / name) for name in parts.NOT_FAST)
-
-
 @pytest.mark.parametrize(
-    ("name", "is_in"),
+    ("name", "text", "is_in"),
     [
-        ("", True), ("workers", True), ("workers/stream/test_merge.py", True), ("feeder", True),
-        ("feeder/feeds", True), ("feeder/feeds/test_stop.py", False), ("chaos", False),
-        ("feeder/state/test_token.py", True), ("workers/fetch/test_inline_merge.py", False),
+        ("test_a.py", "", True),
+        ("test_a.py", "pytestmark = pytest.mark.unit", True),
+        ("test_a.py", "x = 1\npytestmark = pytest.mark.served\n", False),
+        ("test_a.py", "pytestmark = [pytest.mark.timeout(9), pytest.mark.process]", False),
+        ("test_a.py", "@pytest.mark.process\ndef test_b(): ...\ndef test_c(): ...", True),
+        ("adapters/test_a.py", "", False),
+        ("gpu/test_a.py", "", False),
+        ("workers/test_a.py", "", True),
     ],
-)  # fmt: skip
-def test_a_folder_on_the_way_to_the_fast_part_is_looked_into(name: str, is_in: bool) -> None:
-    assert is_fast(TESTS / name) is is_in
+)
+def test_the_fast_part_leaves_out_files_of_other_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, is_in: bool
+) -> None:
+    monkeypatch.setattr(costs, "TESTS", tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    assert costs.is_fast(path) is is_in
+    assert costs.is_fast(path.parent) is (path.parent.name not in ("adapters", "gpu"))
 
 
-def test_a_folder_of_elsewhere_is_not_of_the_fast_part(tmp_path: Path) -> None:
-    assert not is_fast(tmp_path / "test_fast.py")
+COSTLY = """
+import subprocess, pytest, zmq
+
+def start(): subprocess.run(["true"], check=True)
+def connect():
+    with zmq.Context() as context: context.socket(zmq.PUSH).close()
+
+
+def test_rule(): pass
+def test_unit_starts(): start()
+def test_unit_connects(): connect()
+@pytest.mark.served
+def test_served_starts(): start()
+@pytest.mark.served
+def test_served_connects(): connect()
+@pytest.mark.process
+def test_process_starts(): start()
+@pytest.mark.nightly
+def test_campaign(): start()
+"""
+
+
+@pytest.mark.process
+def test_a_test_that_costs_more_than_its_mark_says_fails(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "import costs, parts\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(costs.Costs(tells_slowest=True))\n"
+        "    config.pluginmanager.register(parts.Parts(fast=False))\n"
+        "    for name in costs.COSTS: config.addinivalue_line('markers', name)\n"
+    )
+    pytester.makepyfile(COSTLY)
+    done = pytester.runpytest_inprocess("-p", "no:xdist")
+    done.assert_outcomes(passed=3, failed=3, deselected=1)
+    done.stdout.fnmatch_lines(
+        [
+            "a test of cost `unit` starts *'true'*: mark it `process`",
+            "a test of cost `unit` makes a ZeroMQ socket: mark it `served`",
+            "a test of cost `served` starts *'true'*: mark it `process`",
+            "*the 30 slowest tests*",
+            "*process *test_process_starts*",
+        ]
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def test_a_name_is_the_one_of_workers_and_documented(name: str) -> None:
     assert inspect.getdoc(getattr(feeder.sources, name))
 
 
+@pytest.mark.process
 def test_sources_are_loaded_at_first_use_and_need_no_extra() -> None:
     assert "feeder.workers.sources" not in modules_after(
         "import feeder; feeder.init_data_input_workers"

@@ -79,6 +79,7 @@ def files_of(folder: Path) -> set[str]:
     return {path.as_posix() for path in files if "__pycache__" not in path.parts}
 
 
+@pytest.mark.process
 def test_it_holds_the_package_whole(unpacked: Path) -> None:
     assert files_of(unpacked) == files_of(ROOT)
     assert {"feeder/py.typed", "feeder/workers/py.typed"} <= files_of(unpacked)

@@ -14,6 +14,8 @@ from planted.bug import Bug
 from planted.catalogue import BUGS
 from planted.plant import ROOT, PlantError, copied, named_tests, plant, planted_text, run_tests
 
+pytestmark = pytest.mark.process
+
 FEW = (
     "leftover dropped", "slot given back early", "cut of the prefetched head",
     "cursor read too late", "copy does not wait for user",
@@ -121,7 +123,6 @@ def test_lines_that_are_planted_stand_as_deep_as_the_first() -> None:
     assert planted == SOURCE.replace("return 0", "if 1:\n            pass")
 
 
-@pytest.mark.slow
 def test_every_test_that_is_named_exists(project: Path) -> None:
     outcome = run_tests(project, named_tests(BUGS), ["--collect-only", "-q"])
     assert outcome.word == "passes", outcome.tail
@@ -132,7 +133,6 @@ def test_a_test_that_does_not_exist_catches_nothing(project: Path) -> None:
     assert (outcome.word, outcome.caught) == ("does not run", False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
 def test_a_planted_bug_is_caught(name: str, project: Path) -> None:
     (bug,) = (bug for bug in BUGS if bug.name == name)
@@ -141,7 +141,6 @@ def test_a_planted_bug_is_caught(name: str, project: Path) -> None:
     assert not verdict.hung
 
 
-@pytest.mark.slow
 def test_a_bug_that_is_not_caught_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +151,6 @@ def test_a_bug_that_is_not_caught_is_told(
     assert told.endswith("\n0 of 1 planted bugs caught\n")
 
 
-@pytest.mark.slow
 def test_a_test_that_hangs_has_caught_the_bug_and_is_told_apart(project: Path) -> None:
     verdict = plant(
         replace(HARMLESS, new="    while True:\n        pass\n"), project, test_limit_s=1
@@ -176,7 +174,6 @@ def test_packages_of_elsewhere_are_not_tested_in_place_of_the_copy() -> None:
     assert f"feeder.workers is of {ROOT}, not {folder}" in outcome.output
 
 
-@pytest.mark.slow
 def test_tests_that_fail_without_a_bug_are_an_error(project: Path) -> None:
     with copied(project) as broken:
         file = broken / HARMLESS.file

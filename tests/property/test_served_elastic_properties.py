@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ import feeder
 from feeds import assert_same, make, note
 from naive import naive_dealing
 from property.test_elastic_properties import DEALT, Dealt
+
+pytestmark = pytest.mark.served
 
 LEG = st.tuples(
     st.integers(1, 5),  # queues

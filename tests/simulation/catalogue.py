@@ -204,6 +204,14 @@ POSITIONS = (
 
 FAILOVER = (
     _bug(
+        "whoever deals",
+        "A server comes back with another number of queues, and most batches are handed to nobody.",
+        _SESSION,
+        "ClientSession._check_dealing",
+        "if found and not self.has_ended:",
+        "if False:",
+    ),
+    _bug(
         "asks for what it came with",
         "After a failover a consumer asks for what it has received once more.",
         _SESSION,

@@ -58,6 +58,10 @@ KINDS = {
 }
 """The kinds of faults, and how often each comes."""
 
+RESIZE = "resize"
+"""A server comes back with another number of queues or replicas, and trainers live on. It comes in
+one of seven runs, from a generator of its own, so that all else of a run is as without it."""
+
 DISK_KINDS = {"power": 10, "die in save": 6, "full disk": 3, "slow disk": 2, "damage": 3}
 """Those that come as well where positions are saved to disks."""
 
@@ -168,6 +172,10 @@ def draw(seed: int | str, rounds: str = "stream") -> Plan:
             at=at, kind=chance.choice(kinds), queue=chance.choice(seats),
             seconds=seconds * (0.5 + chance.random()), share=chance.random(),
         ))  # fmt: skip
+    resizes = random.Random(f"resize {seed}")
+    if resizes.random() < 1 / 7:
+        at = resizes.random() * work_s
+        faults.append(Fault(at, RESIZE, seconds=2 * resizes.random(), share=resizes.random()))
     # From a generator of its own, so that all else of a run is as with rounds of the stream.
     drops = rounds == "epoch" and random.Random(f"last round {seed}").random() < 0.5
     # An epoch without a whole round is an error then.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from feeder.errors import ConfigError, ConnectTimeout, FeedError, ResumeError
 from simulation.disk import Host
-from simulation.faults import Fault, Plan
+from simulation.faults import RESIZE, Fault, Plan
 from simulation.fleet import MINUTE_S
 from simulation.server import ServerProcess
 from simulation.stream import Deal, factory_of
@@ -25,7 +25,7 @@ class Rank:
     """What is known of one trainer, whichever process it runs in."""
 
     def __init__(self, seat: int, name: str, deal: Deal, host: Host | None) -> None:
-        self.seat, self.name = seat, name
+        self.seat, self.name, self.deal = seat, name, deal
         self.queue, self.replica = divmod(seat, deal.feed.replicas)
         self.host = host
         """Its disk; None where its positions are kept by magic."""
@@ -114,6 +114,12 @@ class Job:
     def note(self, what: str) -> None:
         if self.world.history is not None:
             self.world.note("job", what)
+
+    @property
+    def is_resizing(self) -> bool:
+        """Whether servers deal to another number of queues than the trainers that live were one
+        of: whoever is to begin them anew has not done so yet."""
+        return self.ranks[0].deal is not self.deal
 
     @property
     def is_over(self) -> bool:
@@ -217,6 +223,8 @@ class Job:
             rank.is_done = True
             self._first_done_at = self._first_done_at or self.world.now
             return
+        if self.is_resizing:
+            return  # All are begun anew soon.
         if process.is_foreign:
             return self._go_on(rank, 0.1, rejoins=False)
         # Sometimes it takes so long that the others go on.
@@ -275,6 +283,8 @@ class Job:
         self.note(f"fault: {fault.kind} ({fault.seconds:.3f} s, {fault.share:.2f})")
         rank = self.ranks[fault.queue % len(self.ranks)]
         process = rank.process
+        if self.is_resizing and fault.kind not in OF_LIFE:
+            return
         do = getattr(self, "_do_" + fault.kind.replace(" ", "_"))
         if process is not None or fault.kind in ALWAYS:
             do(fault, rank, process)
@@ -426,24 +436,52 @@ class Job:
     def _do_other_number(self, fault: Fault, rank: Rank, process: object) -> None:
         """All are begun again, from a position of any trainer, with another number of queues. A
         launcher ends all processes of the job before, also those that nobody wanted."""
+        self._begin_as_dealt(self._other_number(fault), fault.seconds * 0.2)
+
+    def _other_number(self, fault: Fault) -> bytes | None:
+        """End all servers, and deal to another number of queues and trainers from a position of any
+        trainer on, which is returned."""
         position = self._draws.choice(self._older(fault.share).positions)
         step = self.origin_step if position is None else self.place(position)
         begins = self.deal.next_round(step)
         for one in self.servers:
             if not one.is_dead:
                 one.kill()
-        for one_rank in self.ranks:
-            one_rank.process = None
-        self.end_others()
         num, feed = self._draws.randint(1, MOST_SEATS), self.deal.feed
         if (feed.rounds, feed.last_round) == ("epoch", "drop"):
             num = min(num, feed.batches_per_epoch)  # An epoch without a whole round is an error.
         shared = self._draws.choice((1, 1, 2)) if 2 * num <= MOST_SEATS else 1
         self.deal = Deal(feed._replace(queues=num, replicas=shared), begins)
         self.note(f"from batch {begins} on there are {num} queues for {shared} trainers each")
+        return position
+
+    def _begin_as_dealt(self, position: bytes | None, seconds: float) -> None:
+        """Begin all trainers of the number of queues that there is now."""
+        for one_rank in self.ranks:
+            one_rank.process = None
+        self.end_others()
         self.ranks = self._make_ranks()
-        self._begin_all(Start((position,) * len(self.ranks)), fault.seconds * 0.2)
-        self._begin_server(0)
+        self._begin_all(Start((position,) * len(self.ranks)), seconds)
+        if not self.world.servers:
+            self._begin_server(0)
+
+    def _do_resize(self, fault: Fault, rank: Rank, process: object) -> None:
+        """The server is replaced by one with another number, and somebody notices later: until then
+        trainers that had a queue get an error, or nothing."""
+        before = self.deal.feed
+        position = self._other_number(fault)
+        if self.deal.feed == before:
+            return self._begin_as_dealt(position, 0.0)
+        self._age += 1  # Nobody is begun as before.
+        for one in self.ranks:
+            if one.process is not None and not one.process.is_dealt:
+                one.process, new = None, one.process
+                new.kill()
+        self.end_others()
+        self._begin_server(self._next_address(fault))
+        self.world.after(
+            fault.seconds, self._begin_as_dealt, position, fault.seconds * 0.2
+        )  # fmt: skip
 
     def _do_usurp(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         """Somebody begins a second process for a queue, which takes it over."""
@@ -587,6 +625,8 @@ class Job:
 
     def _check_end(self) -> None:
         """A server ends by itself: all users have been handed everything."""
+        if self.is_resizing:
+            return  # It has heard of others than those that it is for.
         num, ranks = self.plan.feed.num_batches, self.ranks
         # Who has heard of nobody since the job was put back ends for those before.
         if not any(one.is_done or (one.process and one.process.was_connected) for one in ranks):
@@ -633,6 +673,13 @@ class Job:
 
 ALWAYS = (
     "kill server", "close server", "stop server", "second server", "roll back", "store",
-    "late start", "other number", "power", "full disk", "slow disk", "damage",
+    "late start", "other number", RESIZE, "power", "full disk", "slow disk", "damage",
 )  # fmt: skip
 """Faults that concern no single process of a trainer."""
+
+OF_LIFE = (
+    "kill trainer", "stop trainer", "trainer leaves", "break", "break again", "break late",
+    "break above", "break below", "slow", "cut off", "kill server", "close server", "stop server",
+    "second server", "ask", "no memory",
+)  # fmt: skip
+"""Faults that begin no trainer."""

@@ -15,6 +15,8 @@ from feeder.workers.stream.rounds import Place
 from simulation.diagram import draw
 from simulation.explore import Limits, explore
 
+pytestmark = pytest.mark.served
+
 README = Path(ms.__file__).parent / "README.md"
 NO_FAULT = Limits(batches=2, deaths=0, servers=0, rollbacks=0)
 ONE_DEATH = NO_FAULT._replace(batches=3, deaths=1)

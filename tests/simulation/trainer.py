@@ -134,6 +134,11 @@ class TrainerProcess(Process):
         """The connection that it uses now."""
         return self.links[-1] if self.links and not self.links[-1].is_closed else None
 
+    @property
+    def is_dealt(self) -> bool:
+        """Whether a server has given it the queue where it begins."""
+        return self.loop.inbox.has_opened and (self._has_loaded or not self._loads)
+
     # ---- the I/O thread
 
     def _step(self) -> None:
@@ -435,6 +440,8 @@ class TrainerProcess(Process):
     def _check_error(self, error: FeedError) -> None:
         """An error has a reason that the trainer's owner can see."""
         if not self.was_connected or self.is_stray or self.is_foreign:
+            return
+        if self.job.is_resizing and "deals the feed otherwise" in str(error):
             return
         if isinstance(error, LeaseLost) and not self.rank.may_be_fenced:
             raise Violation(f"holders: {self.name} lost its queue, which nobody took: {error}")

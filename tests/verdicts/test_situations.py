@@ -28,7 +28,7 @@ from verdicts.stage import (
     wait_until,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.served
 
 
 @pytest.fixture(autouse=True)

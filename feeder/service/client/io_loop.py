@@ -20,6 +20,7 @@ from feeder.errors import (
     FeedError,
     ProtocolError,
     RemoteError,
+    ResumeError,
     TransportError,
 )
 from feeder.service.client.failover import Failover, Patience
@@ -307,8 +308,8 @@ class ClientLoop:
         except TransportError as error:
             # The server's shared memory cannot be had: the server may have been killed just now.
             self._lose_over(error, is_last=self._unshared.ends(self.inbox.received))
-        except (ConfigError, DeviceError) as error:
-            # It would be the same at any server.
+        except (ConfigError, DeviceError, ResumeError) as error:
+            # It would be the same at any server; or this one deals otherwise than the one before.
             self._lose_over(error, is_last=True)
 
     def _take_message(

@@ -18,7 +18,7 @@ from feeder.devices.layout import Layout, credit_for, layout
 from feeder.devices.slots import HostSlot
 from feeder.errors import ConfigError, ProtocolError, TransportError
 from feeder.service.client.options import ConsumerOptions
-from feeder.service.client.remote import RemotePosition, columns_of, identity_of
+from feeder.service.client.remote import Identity, RemotePosition, columns_of
 from feeder.service.client.stats import ConsumerStats
 from feeder.service.faults import point
 from feeder.service.memory import forking
@@ -319,13 +319,14 @@ class ClientLease:
     def __init__(
         self,
         opened: say.Opened,
+        identity: Identity,
         data_path: DataPath,
         base: int,
         send: Callable[[say.Message], None],
         report: Callable[[], say.Report],
     ) -> None:
         self.opened = opened
-        self.identity = identity_of(opened)
+        self.identity = identity
         self.data_path = data_path
         self.lends = data_path.lends
         """Whether batches are the server's own slots, and not copies of them."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from feeder.errors import FeedError, ProtocolError, RemoteError, ResumeError, TransportError
 from feeder.service.client.inbox import Inbox
 from feeder.service.client.lease import ClientLease, DataPath
 from feeder.service.client.options import ConsumerOptions
-from feeder.service.client.remote import RemotePosition, columns_in, error_of
+from feeder.service.client.remote import RemotePosition, columns_in, error_of, identity_of
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import Attachment
 from feeder.service.protocol import messages as say
@@ -111,6 +111,8 @@ class ClientSession:
         self._attempt = self._num_opens = 0
         # Of the lease in force: its fencing token, and the receipt of the last snapshot.
         self._generation = self._receipt = b""
+        # How the first server dealt the feed since a state was last loaded; later ones must, too.
+        self._dealt: dict[str, Any] = {}
         # Seats that the feed waits for, and seats that have had everything. A new server cannot
         # know the latter, as their trainers may be gone: consumers tell it.
         self._waiting: tuple[int, ...] = ()
@@ -177,7 +179,7 @@ class ClientSession:
         self._last, self._token, self._has_position = None, token, True
         self._skip = self._options.skip
         self.rejoins, self._has_run, self.has_ended = self._options.rejoins, False, False
-        self._ended = ()
+        self._ended, self._dealt = (), {}
         return self._open_anew("another state was loaded")
 
     def prepare_rejoin(self) -> None:
@@ -282,10 +284,12 @@ class ClientSession:
         """Take a message.
 
         Returns an error that ends the stream, or a `TransportError` where the server stops. Raises
-        `ProtocolError` where the message may not come now.
+        `ProtocolError` where the message may not come now, and `ResumeError` where the server deals
+        the feed to other queues than before.
         """
         if self._is_stale(message):
             return None
+        was_asking = self.state == "opening"
         self._protocol.on(type(message).__name__)
         match message:
             case say.Batches():
@@ -307,12 +311,7 @@ class ClientSession:
             case say.End():
                 self._take_end(message)
             case say.Fault():
-                error = error_of(message)
-                if message.sequence is None:
-                    # It takes no batch's place, so the lease is over. An error in a batch's place
-                    # leaves the lease: the user of a failed feed may still ask for a snapshot.
-                    self.refuse_requests(str(error))
-                return error
+                return self._take_fault(message, was_asking=was_asking)
             case say.Farewell():
                 return TransportError(f"the server stopped: {message.reason}")
         return None
@@ -331,12 +330,17 @@ class ClientSession:
         return bool(generation != self._generation)
 
     def _take_lease(self, opened: say.Opened) -> None:
-        inbox = self._inbox
+        inbox, identity = self._inbox, identity_of(opened)
+        dealing = None if identity.began is None else identity.began.dealing
+        dealt = {"queues": None if dealing is None else dealing.num, "replicas": opened.replicas}
+        self._check_dealing(dealt)
         # Made first, since it may raise: the inbox still has the lease before then.
         data_path = DataPath(opened, self._options, self._wake, inbox.stats, inbox.landing)
         self._waiting, self._receipt = (), b""
         self._generation = opened.generation
-        lease = ClientLease(opened, data_path, inbox.received, self._send, inbox.report)
+        lease = ClientLease(
+            opened, identity, data_path, inbox.received, self._send, inbox.report
+        )  # fmt: skip
         # Before the first batch the server declares no columns; the last lease or the position may.
         before = None if inbox.lease is None else inbox.lease.columns
         lease.columns = before or columns_in(self._token, opened.name)
@@ -352,7 +356,38 @@ class ClientSession:
             self._token, self._skip = opened.token, 0
         if inbox.num_opened:
             logger.info("consumer: a server is there again")
+        self._dealt = self._dealt or dealt
         inbox.set_lease(lease, start)
+
+    def _check_dealing(self, now: Mapping[str, Any]) -> None:
+        """Raise `ResumeError` where the server that is there again deals the feed to another number
+        of queues, or of trainers for each.
+
+        Also before the first batch: this consumer is one of so many trainers, and has told its user
+        how many batches there are for it. Not where it has had everything: the position that it
+        comes with is the end, however the feed is dealt.
+        """
+        found = [
+            f"{name}: {then} then, {now[name]} now" for name, then in self._dealt.items()
+            if then is not None and now.get(name, then) not in (then, None)
+        ]  # fmt: skip
+        if found and not self.has_ended:
+            raise ResumeError(
+                "the server that is there now deals the feed otherwise than the one before "
+                f"({'; '.join(found)}): this trainer would get batches that are not its own; "
+                "restart all trainers from a checkpoint"
+            )
+
+    def _take_fault(self, fault: say.Fault, *, was_asking: bool) -> FeedError:
+        if was_asking:
+            # What it is refused for may follow from that.
+            self._check_dealing(fault.fields)
+        error = error_of(fault)
+        if fault.sequence is None:
+            # It takes no batch's place, so the lease is over. An error in a batch's place leaves
+            # the lease: the user of a failed feed may still ask for a snapshot.
+            self.refuse_requests(str(error))
+        return error
 
     def _warn_of_uneven(self) -> None:
         """Warn once where trainers that wait for each other at each batch may wait for ever."""

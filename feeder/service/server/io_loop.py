@@ -342,7 +342,12 @@ class ServerLoop:
             raise ProtocolError(f"a queue was asked for {say.MAX_OPENS} times; connect anew")
         point("server.open")
         group = self._find(message.feed)
-        lease = group.open(peer, message)
+        try:
+            lease = group.open(peer, message)
+        except FeedError as error:
+            # They go out with the error: who had the queue before learns that there are others now.
+            vars(error).update(queues=group.num_queues, replicas=group.replicas)
+            raise
         self._leases[peer] = group, lease
         factory = group.feed.factory
         answer = say.Opened(

@@ -9,7 +9,7 @@ import pytest
 
 from executors.actors.cluster import small_cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.foreign_sockets]
+pytestmark = [pytest.mark.process, pytest.mark.foreign_sockets]
 
 TEST_S = 240
 """How long a test may take, the cluster's start with the first one."""

@@ -23,6 +23,8 @@ from feeds import drain, make, note, running
 from lineage import WAIT_S
 from project import ROOT, TESTS
 
+pytestmark = pytest.mark.process
+
 TIMEOUT_S = 60.0
 
 

@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import feeder
 from feeds import assert_same, expected, note
 from fetches import make_fetch
 from lineage import WAIT_S
 from project import ROOT, TESTS
+
+pytestmark = pytest.mark.process
 
 MODULE = """
 from feeds import make

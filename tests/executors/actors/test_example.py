@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from project import ROOT
+
+pytestmark = pytest.mark.process
 
 LIMIT_S = 60
 

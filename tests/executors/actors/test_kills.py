@@ -24,7 +24,7 @@ from fetches import FORMS, make_fetch
 from lineage import WAIT_S, ends_of
 from project import ROOT, TESTS
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("cluster")]
 
 TIMEOUT_S = 60.0
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from feeder.executors.ledger import Ledger, Ticket
+
+pytestmark = pytest.mark.process
 
 
 class Desk:

@@ -17,6 +17,8 @@ from feeder.executors.pool import MOST_STILLBORN, Lost
 from feeder.executors.ports import Line
 from feeder.executors.wire import Calls
 
+pytestmark = pytest.mark.process
+
 
 class Pool:
     """A pool whose actors are none: what they would be sent goes nowhere."""

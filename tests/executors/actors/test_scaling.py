@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from feeder.executors import scaling
 from feeder.executors.scaling import Scaling, Seen
 from feeder.observe import verdict
+
+pytestmark = pytest.mark.process
 
 
 def run(rule: Scaling, starved: float, at_work: float, looks: int, at: float = 0.0) -> list[int]:

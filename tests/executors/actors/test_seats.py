@@ -20,6 +20,8 @@ from feeds import assert_same, deal, drain, expected, note, running
 from fetches import FORMS, make_fetch
 from lineage import ends_of
 
+pytestmark = pytest.mark.process
+
 WAYS = ("mapped", "frames")
 
 

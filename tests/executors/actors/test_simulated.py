@@ -17,6 +17,8 @@ from simulation.simulate import simulated
 from simulation.stream import rows_of
 from simulation.world import BEGIN, World
 
+pytestmark = pytest.mark.process
+
 
 class Desk:
     """Asks for one call more whenever one was answered."""
@@ -45,7 +47,6 @@ class Desk:
         return len(self.answered)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_deaths_and_slow_calls_cost_little() -> None:
     num, seconds = (1000, 3600.0) if parts.is_full else (200, 1200.0)
@@ -76,7 +77,6 @@ def test_so_many_calls_are_ahead(num: int, threads: int) -> None:
     assert feed_of(num, 64, 1).threads == threads
 
 
-@pytest.mark.slow
 def test_trainers_are_handed_what_one_thread_makes() -> None:
     found = served(1000, 64, 150.0)
     print(found)

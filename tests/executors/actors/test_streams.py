@@ -26,7 +26,7 @@ from feeder.workers import sources
 from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
 from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("cluster")]
 
 WAYS = ("mapped", "frames", "store")
 KINDS = (RayActors(1), Threads(2), RayActors(3), Processes(2), RayActors((1, 2)), None)

@@ -552,6 +552,7 @@ def test_a_finished_feed_stays_finished(tmp_path: Path) -> None:
 # ---- processes
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_has_no_thread_and_writes_nothing(tmp_path: Path) -> None:
     with with_policy(CheckpointStore(tmp_path), Counted(), every_batches=1) as coordinator:

@@ -18,6 +18,8 @@ from feeder.checkpoint.store import CheckpointStore
 from project import ROOT
 from small import WAIT_S, Aside, Pure, make
 
+pytestmark = pytest.mark.process
+
 
 @contextmanager
 def trainer(how: str, folder: Path) -> Iterator[subprocess.Popen[str]]:

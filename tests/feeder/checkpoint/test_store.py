@@ -350,6 +350,7 @@ def test_threads_of_one_store_save_one_after_another(tmp_path: Path) -> None:
     assert sorted(names) == [f"feed.{n:08d}" for n in range(20)]
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_is_another_writer(tmp_path: Path) -> None:
     with CheckpointStore(tmp_path) as store:
@@ -368,6 +369,7 @@ def test_a_forked_child_is_another_writer(tmp_path: Path) -> None:
         assert store.save(snapshot_at(3)) == "feed.00000001"
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_lock_ends_with_its_store_though_a_child_of_its_process_lives_on(tmp_path: Path) -> None:
     with CheckpointStore(tmp_path) as store:

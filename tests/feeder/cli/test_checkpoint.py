@@ -283,6 +283,7 @@ def serving(folder: Path, *words: str) -> Iterator[str]:
             process.kill()
 
 
+@pytest.mark.process
 def test_a_server_goes_on_where_its_consumers_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

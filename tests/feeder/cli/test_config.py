@@ -46,6 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 # ---- serving
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("by", ["flag", "variable"])
 def test_what_a_configuration_says_is_served(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--config", "feed.toml"]
@@ -67,6 +68,7 @@ def test_what_a_configuration_says_is_served(by: str, monkeypatch: pytest.Monkey
             process.kill()
 
 
+@pytest.mark.process
 def test_what_was_used_is_stored_and_gone_on_from(config: Path) -> None:
     config.write_text(SERVED + "epochs = 2\n[checkpoint]\nurl = 'kept'\nresume = 'latest'\n")
     seen = []
@@ -100,6 +102,7 @@ def test_nothing_to_serve_is_told(config: Path, capsys: pytest.CaptureFixture[st
     assert line.startswith("there is nothing to serve: give MODULE:ATTR, or --config FILE with")
 
 
+@pytest.mark.served
 def test_a_port_in_use_is_told_with_its_line(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.startswith(f"usage: feeder {name} ")
 
 
+@pytest.mark.process
 def test_help_names_every_command_and_loads_none() -> None:
     code = (
         "import sys; from feeder.cli import main\n"

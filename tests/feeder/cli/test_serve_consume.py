@@ -28,6 +28,8 @@ from feeder import cli
 from feeder.cli import doctor, meter, serve
 from feeder.state.snapshot import Snapshot
 
+pytestmark = pytest.mark.process
+
 READY_S = 10.0
 END_S = 20.0
 

@@ -27,6 +27,8 @@ from figures import consumer, feed, figures, queue, service, worker
 from project import ROOT
 from small import Pure, make
 
+pytestmark = pytest.mark.served
+
 END_S = 20.0
 FEEDS = """
 import feeder
@@ -136,6 +138,7 @@ def test_once_prints_one_frame(capsys: pytest.CaptureFixture[str]) -> None:
     assert "shared" in out
 
 
+@pytest.mark.process
 def test_it_shows_this_users_server_by_itself(folder: Path) -> None:
     with feeder.serve(factory):
         done = subprocess.run(
@@ -215,7 +218,7 @@ def test_nobody_answers(
     assert "no answer from ipc://" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_live_it_draws_until_it_is_interrupted() -> None:
     with serving(factory) as server, reading(server) as consumer:
         next(consumer)
@@ -256,7 +259,7 @@ def pieces(descriptor: int, ends: float) -> Iterator[str]:
 # ---- serve --status
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_serve_shows_its_status() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "feeder", "serve", "top_feeds:make", "--status", "0"],

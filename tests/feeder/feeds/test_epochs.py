@@ -17,6 +17,8 @@ import pytest
 import feeder
 from small import WAIT_S, Held, Pure, ids, make
 
+pytestmark = pytest.mark.served
+
 ROWS = 4
 NUM_CALLS = 3
 

@@ -29,6 +29,8 @@ from feeder.workers.stats import Handed, Stopwatch
 from feeder.workers.stream.position import LazyPosition
 from feeds import make
 
+pytestmark = pytest.mark.served
+
 NUM_BATCHES, ROWS = 60, 8_000
 STREAMS = {"in process": None, **TRANSPORTS}
 

@@ -43,6 +43,7 @@ def ignoring(keyword: str) -> Init:
     return init
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("exact_bound")
 @pytest.mark.parametrize("keyword", CASES)
 def test_a_keyword_does_what_it_says(keyword: str) -> None:

@@ -15,6 +15,8 @@ import pytest
 import feeder
 from project import ROOT
 
+pytestmark = pytest.mark.process
+
 EXIT_S = 4.0
 """More than an exit takes on a busy machine."""
 

@@ -12,6 +12,8 @@ import pytest
 import feeder
 from small import WAIT_S, Aside, Held, Pure, ids, make
 
+pytestmark = pytest.mark.served
+
 Open = Callable[[ExitStack, Callable[..., Any], dict[str, Any]], Any]
 
 

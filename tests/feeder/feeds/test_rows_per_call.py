@@ -16,6 +16,8 @@ from conformance.served import reading, serving
 from feeder import Call, Coordinator
 from feeder.service.server import run
 
+pytestmark = pytest.mark.served
+
 END = 20
 """Calls of an epoch."""
 

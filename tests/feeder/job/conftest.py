@@ -100,8 +100,8 @@ PLACES = {"threads": Threads, "processes": Processes, "ray": Actors}
     scope="module",
     params=[
         "threads",
-        "processes",
-        pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.foreign_sockets]),
+        pytest.param("processes", marks=pytest.mark.process),
+        pytest.param("ray", marks=[pytest.mark.process, pytest.mark.foreign_sockets]),
     ],
 )
 def place(request: pytest.FixtureRequest) -> Iterator[Any]:

@@ -50,7 +50,7 @@ def check(folder: Path, db_type: str, failed: list[int] | None) -> None:
 
 @pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
 @pytest.mark.parametrize("kind", ["open", "write", "fsync", "rename", "list", "lock"])
-@pytest.mark.slow
+@pytest.mark.served
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from-then-on"])
 def test_whichever_call_fails_the_newest_that_was_saved_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, db_type: str, kind: str, lasting: bool

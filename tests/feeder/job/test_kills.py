@@ -18,6 +18,8 @@ from feeder.job import JobRunner, LocalHostSession, MultiNodeCheckpointManager
 from jobs import NODES, NUM_EPOCHS, TOTALS
 from project import TESTS
 
+pytestmark = pytest.mark.process
+
 END_S = 10.0
 
 
@@ -80,7 +82,6 @@ class Killing(LocalHostSession):
             os.kill(self.pids[self._victim], signal.SIGKILL)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", [1, 5])
 def test_a_node_may_be_killed_at_any_request(tmp_path: Path, first: int) -> None:
     """51 requests make a run; every fourth is looked at, so that all kinds are, and all nodes."""

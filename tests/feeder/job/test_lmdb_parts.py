@@ -180,7 +180,7 @@ def test_no_flipped_bit_is_loaded(database: LmdbDatabase, part: Path) -> None:
     assert not refuses(database)
 
 
-@pytest.mark.slow
+@pytest.mark.served
 def test_no_flipped_bit_is_loaded_whichever_it_is(database: LmdbDatabase, part: Path) -> None:
     whole = part.read_bytes()
     with part.open("r+b", buffering=0) as file:

@@ -26,6 +26,8 @@ from feeder.job import (
 )
 from jobs import NODES
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("factory", ["jobs", ":make", "jobs:", "a b:c", "__main__:make", 3, None])
 def test_a_factory_that_is_no_name_is_refused(tmp_path: Path, factory: Any) -> None:
@@ -34,7 +36,6 @@ def test_a_factory_that_is_no_name_is_refused(tmp_path: Path, factory: Any) -> N
 
 
 @pytest.mark.needs("ray")
-@pytest.mark.slow
 def test_a_ray_session_refuses_the_same() -> None:
     with pytest.raises(feeder.ConfigError, match=r"factory is 'jobs', expected 'MODULE:ATTR'"):
         RaySession("jobs")
@@ -245,7 +246,7 @@ def test_what_is_not_there_is_not_fetched_and_the_session_goes_on(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "place", [pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.foreign_sockets])],
+    "place", [pytest.param("ray", marks=[pytest.mark.process, pytest.mark.foreign_sockets])],
     indirect=True,
 )  # fmt: skip
 def test_an_actor_that_is_gone_ends_the_job_which_is_resumed(place: Any, tmp_path: Path) -> None:

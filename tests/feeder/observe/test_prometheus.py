@@ -106,6 +106,7 @@ def test_nothing_is_left_in_the_registry_of_the_process() -> None:
     assert set(REGISTRY._names_to_collectors) == before
 
 
+@pytest.mark.process
 def test_without_the_extra_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"

@@ -119,6 +119,7 @@ def test_a_position_of_other_partitions_does_not_fit() -> None:
         ring(resume=token_of(fields))
 
 
+@pytest.mark.served
 def test_a_server_tells_who_brings_one_and_its_log_is_quiet(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -14,6 +14,8 @@ import pytest
 import feeder
 from small import WAIT_S, Held, chunk, ids, make
 
+pytestmark = pytest.mark.served
+
 NAMES = ("image", "label")
 BAD_CALL = 2
 

@@ -20,6 +20,8 @@ from feeder.workers.fetch import fetcher
 from feeder.workers.stream.batcher import Batcher
 from small import WAIT_S, Counted, chunk, ids, make
 
+pytestmark = pytest.mark.served
+
 ALWAYS, NEVER = 1e9, 0.0
 
 

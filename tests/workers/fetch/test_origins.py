@@ -176,6 +176,7 @@ def test_who_does_not_resume_goes_on_where_the_function_stands() -> None:
             list(coordinator["train"])
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize("from_start", [False, True])
 def test_a_served_function_goes_back_any_number_of_times(runs: bool, from_start: bool) -> None:
@@ -225,6 +226,7 @@ def test_what_is_known_goes_with_the_function() -> None:
     assert len(_known) == num
 
 
+@pytest.mark.served
 def test_who_serves_it_again_begins_at_the_beginning_again() -> None:
     fetch = seekable()
     for _ in range(2):
@@ -232,6 +234,7 @@ def test_who_serves_it_again_begins_at_the_beginning_again() -> None:
             assert ids(islice(consumer, 20)) == expected(20)
 
 
+@pytest.mark.served
 def test_an_init_fun_that_failed_is_called_for_the_next_consumer() -> None:
     calls = []
 

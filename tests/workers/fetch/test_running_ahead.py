@@ -11,6 +11,8 @@ import pytest
 import feeder
 from small import WAIT_S, make
 
+pytestmark = pytest.mark.served
+
 BOUND, STOPPED_AT = 20, 40
 
 

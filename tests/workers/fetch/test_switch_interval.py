@@ -114,6 +114,7 @@ def told_by(script: str, *words: str) -> list[float]:
     return [float(word) for word in done.stdout.split()]
 
 
+@pytest.mark.process
 def test_it_is_short_in_a_trainer_that_is_served(tmp_path: Path) -> None:
     coordinator = feeder.init_data_input_workers(
         ["id"], lambda call: (np.arange(4),), 4, epochs=None, coordinator=feeder.Coordinator()
@@ -129,6 +130,7 @@ tell()
         assert told_by(trainer, server.addresses[0]) == [PYTHONS_S, SWITCH_S, PYTHONS_S]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mine", [PYTHONS_S, 0.002])
 def test_a_forked_child_begins_with_the_users(mine: float) -> None:
     script = f"""
@@ -158,6 +160,7 @@ tell()
     assert told_by(script) == [mine, within, mine, within, mine]
 
 
+@pytest.mark.process
 def test_a_fork_just_after_it_was_set_begins_with_the_users() -> None:
     script = """
 from feeder.workers.fetch.threads import TURNS

@@ -12,6 +12,8 @@ import pytest
 import feeder
 from feeder import Coordinator, init_data_input_workers
 
+pytestmark = pytest.mark.served
+
 
 def make(fetch: Any, names: list[str], batch_size: int, **settings: Any) -> Coordinator:
     return init_data_input_workers(names, fetch, batch_size, coordinator=Coordinator(), **settings)

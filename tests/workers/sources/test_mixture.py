@@ -404,6 +404,7 @@ def test_a_bug_in_a_source_of_a_mixture_is_noted() -> None:
     assert caught.value.__notes__[1] == "in mix: source 'code'"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("executor", [None, feeder.Processes(2)])
 def test_a_feed_names_the_source_of_the_mixture(executor: Any) -> None:
     made = feeder.init_data_input_workers(

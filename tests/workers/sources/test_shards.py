@@ -294,6 +294,7 @@ def test_a_feed_of_shards_resumes_on_threads_and_names_what_changed(shards: list
     assert "file a.tar" not in str(told.value)
 
 
+@pytest.mark.process
 def test_shards_are_read_in_processes_too(shards: list[Path], tmp_path: Path) -> None:
     for index in (None, tmp_path / "nowhere"):
         source = webdataset(shards, ["cls"], index=index)

@@ -552,6 +552,7 @@ def test_what_a_position_depends_on_is_described() -> None:
 # ---- in feeds
 
 
+@pytest.mark.process
 def test_in_processes_the_global_generators_belong_to_the_record() -> None:
     def drawn(num: int) -> dict[int, float]:
         source = numbers().map(steps.stir).shuffle(num)
@@ -565,6 +566,7 @@ def test_in_processes_the_global_generators_belong_to_the_record() -> None:
     assert len(set(drawn(1).values())) == NUM
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("last_batch", ["keep", "carry"])
 def test_records_that_processes_leave_out_are_counted(last_batch: str) -> None:
     source = numbers(num=20).map(steps.odd_fails, on_error="skip").shuffle()

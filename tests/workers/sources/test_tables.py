@@ -272,6 +272,7 @@ def test_a_feed_resumes_and_names_the_file_that_changed(tmp_path: Path) -> None:
     assert "file 0" not in str(told.value)
 
 
+@pytest.mark.process
 @each_store
 def test_tables_are_read_in_processes_too(store: str, tmp_path: Path) -> None:
     write, read = STORES[store]

@@ -171,6 +171,7 @@ def test_a_feed_goes_on_from_its_checkpoint(dtype: np.dtype[Any], tmp_path: Path
         assert note(coordinator["train"]) == wanted
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("dtype", SERVED.values(), ids=SERVED)
 @pytest.mark.parametrize("scheme", ["ipc", "tcp"])
 def test_a_served_feed_gives_rows_of_the_same_type(dtype: np.dtype[Any], scheme: str) -> None:
@@ -282,6 +283,7 @@ def test_a_missing_package_is_named_by_whoever_reads(
             store.get("model")
 
 
+@pytest.mark.served
 def test_a_consumer_without_the_package_is_told_its_name(missing: Callable[[], None]) -> None:
     with serving(lambda: feed(BF16)) as server:
         write_dtype(BF16)  # The server, of the same process here, remembers it.

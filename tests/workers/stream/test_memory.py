@@ -274,6 +274,7 @@ def count_faults(keep: str, **settings: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the thresholds are glibc's")
 def test_malloc_keeps_what_is_freed_for_the_next_chunks() -> None:
     assert count_faults("keep_freed_memory()") < ALL_FAULTS // 4

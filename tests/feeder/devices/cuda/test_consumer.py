@@ -23,6 +23,8 @@ from standin.gpu import Machine, assert_sound, installed
 from standin.reading import LateReader
 from standin.serving import NUM_BATCHES, ROWS, factory
 
+pytestmark = pytest.mark.served
+
 WAYS = {
     "registered": (True, "shared", "registered memory"),
     "bounced": (False, "shared", "pinned slots"),
@@ -184,6 +186,7 @@ def child(address: str) -> Iterator[subprocess.Popen[bytes]]:
             server.kill()
 
 
+@pytest.mark.process
 def test_a_server_that_is_killed_and_started_again_is_not_noticed(way: Way, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/feed.sock"
     with child(address) as first:

@@ -178,6 +178,7 @@ def test_raw_bytes_stay_on_the_host(machine: Machine) -> None:
     ]
 
 
+@pytest.mark.served
 def test_a_consumer_is_told_of_a_dtype_that_its_device_lacks(machine: Machine) -> None:
     def fetch(call: feeder.Call) -> Any:
         return (np.zeros(4, "datetime64[s]"),)
@@ -248,6 +249,7 @@ def test_one_more_batch_than_there_is_memory_for_is_told(machine: Machine) -> No
         assert coordinator.snapshot().states[0].summary[2] == 5
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("what", ["device", "pinned"])
 @pytest.mark.parametrize("way", ["registered", "bounced", "frames"])
 def test_a_consumer_is_told_of_memory_that_is_refused(
@@ -356,6 +358,7 @@ def test_an_error_of_the_fetch_function_comes_after_the_batches_before_it(
     assert {type(error) for _, error in told} == {feeder.FetchError}
 
 
+@pytest.mark.served
 def test_a_consumer_is_told_of_a_device_that_fails(machine: Machine) -> None:
     with (
         serving(lambda: make(Pure(400, 4))) as server,

@@ -16,7 +16,7 @@ from feeder.observe.status.port import StatusPort
 from figures import feed, figures, queue, worker
 from small import WAIT_S, Pure, make
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("bash")]
+pytestmark = [pytest.mark.process, pytest.mark.needs("bash")]
 HOSTILE = '<img src=x onerror="window.hacked=1">&amp;'
 PHONE = {"width": 390, "height": 844, "phone": True}
 

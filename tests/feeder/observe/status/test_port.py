@@ -450,6 +450,7 @@ def test_figures_are_read_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None
         assert several.wait(WAIT_S)
 
 
+@pytest.mark.process
 def test_a_forked_child_does_not_keep_the_port() -> None:
     """Else it could not be taken again for as long as the child lives."""
     code = """
@@ -470,6 +471,7 @@ port.close()
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.served
 def test_serving_shows_what_it_serves() -> None:
     def factory() -> feeder.Coordinator:
         return make(Pure(5, 4), coordinator=feeder.Coordinator())
@@ -491,6 +493,7 @@ def test_serving_shows_what_it_serves() -> None:
         get(url)
 
 
+@pytest.mark.served
 def test_a_server_whose_status_cannot_be_shown_does_not_serve() -> None:
     with StatusPort(0, lambda: figures()) as port:
         place = port.url.removeprefix("http://").rstrip("/")

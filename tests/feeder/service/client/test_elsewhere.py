@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from feeder.service.net.addresses import Address
 from feeder.service.net.connection import Connection, Ready
 from small import WAIT_S, Aside, Pure, make
 
+pytestmark = pytest.mark.served
+
 NUM = 20
 """Batches of each of two queues."""
 
@@ -29,6 +33,49 @@ def two_queues() -> feeder.Coordinator:
 
 def steps(consumer: feeder.Consumer) -> Callable[[], list[int]]:
     return lambda: [batch.step for batch in consumer]
+
+
+# ---- a server that deals to others
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ((1, 1), (2, 1), "queues: 1 then, 2 now"),
+        ((2, 1), (1, 1), "queues: 2 then, 1 now"),
+        ((1, 2), (1, 1), "replicas: 2 then, 1 now"),
+        ((2, 1), (3, 2), "queues: 2 then, 3 now; replicas: 1 then, 2 now"),
+    ],
+)
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_server_that_deals_to_others_is_an_error_in_mid_iteration(
+    before: tuple[int, int], after: tuple[int, int], told: str, moves: bool, tmp_path: Path
+) -> None:
+    """At the same address or at the next one. The position is whole, and fits the new number."""
+    first, second = (f"ipc://{tmp_path}/{name}" for name in ("first", "second"))
+    (num, replicas), (queues, _) = before, after
+
+    def serve(address: str, queues: int, replicas: int) -> feeder.Server:
+        return feeder.serve(lambda: make(Pure(24)), address, queues=queues, replicas=replicas)
+
+    with ExitStack() as stack:
+        server = serve(first, num, replicas)
+        trainers = [
+            stack.enter_context(
+                feeder.connect([first, second], queue=i // replicas, replica=i % replicas, credit=1)
+            )
+            for i in range(num * replicas)
+        ]
+        for trainer in trainers:
+            next(trainer)
+        server.close()
+        with serve(second if moves else first, *after):
+            for trainer in trainers:
+                with pytest.raises(feeder.ResumeError, match=re.escape(f"before ({told})")):
+                    list(trainer)
+            state = trainers[0].state_dict()
+            stack.close()
+            feeder.connect([first, second], queue=queues - 1, resume=state).close()
 
 
 # ---- two living servers

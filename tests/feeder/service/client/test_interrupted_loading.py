@@ -20,6 +20,8 @@ from feeder.service.client.inbox import Inbox, Loading
 from feeder.service.client.io_loop import ClientLoop
 from small import WAIT_S, Aside, Pure, make
 
+pytestmark = pytest.mark.served
+
 NUM, AT = 40, 10
 
 

@@ -13,6 +13,8 @@ from conformance.served import reading, serving
 from feeds import make
 from fetches import make_fetch
 
+pytestmark = pytest.mark.served
+
 POLICIES = list(product(("keep", "drop", "pad", "carry"), ("uneven", "drop", "pad")))
 
 

@@ -38,6 +38,8 @@ from feeder.service.server.io_loop import ServerLoop
 from peers import OPEN, RawPeer, peer_of, used
 from small import Aside, Heard, Pure, make
 
+pytestmark = pytest.mark.served
+
 WAIT_S = 10.0
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""

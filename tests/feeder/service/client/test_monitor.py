@@ -28,6 +28,8 @@ from feeder.service.server import serve as server_module
 from peers import OPEN, peer_of
 from small import WAIT_S, Aside, Pure, make
 
+pytestmark = pytest.mark.served
+
 LOOK = say.Look(version=say.PROTOCOL_VERSION, receipt=b"")
 
 

@@ -18,6 +18,8 @@ from conformance.served import reading, serving
 from feeder.errors import ConnectTimeout, FetchError
 from small import Heard, Pure, make
 
+pytestmark = pytest.mark.served
+
 LATENCY_S = 0.15
 """Each way. A queue is held after four ways: later than an address that is silent is given up."""
 

@@ -28,6 +28,8 @@ from feeder.service.server.group import ConsumerGroup
 from feeder.workers.stream.shares import Place
 from small import WAIT_S, Arrays, Aside, Pure, make
 
+pytestmark = pytest.mark.served
+
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""
 

@@ -113,6 +113,7 @@ def aside(deed: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, outcome
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_reserved", [None, 4096, 2**16])
 def test_who_has_the_descriptor_can_read_and_nothing_else(num_reserved: int | None) -> None:
     arena = Arena(4096, 2, 0, None if num_reserved is None else Pages(num_reserved))
@@ -204,6 +205,7 @@ def test_a_kernel_without_the_seal_against_writers_is_said_once(
     assert len([line for line in caplog.messages if "does not seal" in line]) == 1
 
 
+@pytest.mark.process
 def test_the_memory_of_a_killed_server_is_freed() -> None:
     def shmem() -> int:
         with open("/proc/meminfo") as lines:

@@ -22,6 +22,8 @@ from feeder.workers.stream.chunks import Column
 from feeder.workers.stream.copying import copy_whole, keep_or_copy
 from small import make
 
+pytestmark = pytest.mark.served
+
 ROWS = 16
 IMAGE, LABEL, SERIES = (4099, 5), (3,), (1025, 16)
 COLUMNS = (

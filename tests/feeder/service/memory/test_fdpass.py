@@ -218,6 +218,7 @@ except (BrokenPipeError, ConnectionResetError):
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_sent_away(door: Door) -> None:
     # In a folder that everybody can enter: else the kernel keeps it away and not the listener.
@@ -246,6 +247,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("forks", ["forks", "alone"])
 def test_the_death_of_a_consumer_shows_also_where_its_child_holds_the_socket(
     door: Door, path: Path, forks: str

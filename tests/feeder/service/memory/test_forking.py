@@ -25,7 +25,10 @@ from feeder.service.protocol import messages as say
 from feeder.service.server.group import ConsumerGroup
 from small import Aside, make
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
 
 ROWS = 1000
 """Slots of 8,000 bytes, which share pages."""

@@ -26,6 +26,8 @@ from feeder.workers.pipeline import Pipeline
 from feeds import make
 from peers import WAIT_S, peer_of
 
+pytestmark = pytest.mark.served
+
 NUM_BATCHES, ROWS = 300, 4
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
@@ -209,6 +211,7 @@ FORK = """
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("scheme", ("ipc", "tcp"))
 def test_fork_after_connect(scheme: str) -> None:
     with serving(factory, scheme) as server:
@@ -228,6 +231,7 @@ LIGHT = """
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("scheme", ("ipc", "tcp"))
 def test_consumer_loads_little(scheme: str) -> None:
     with serving(factory, scheme) as server:
@@ -252,6 +256,7 @@ ANOTHER = """
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user in a child")
 def test_consumer_of_another_user_gets_no_shared_memory() -> None:
     def values() -> Coordinator:

@@ -19,6 +19,8 @@ from feeder.service.memory import mapping
 from feeder.service.memory.fdpass import Attachment, OwnLimitError
 from small import Aside, Pure, make
 
+pytestmark = pytest.mark.served
+
 NUM = 60
 
 

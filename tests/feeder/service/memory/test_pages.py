@@ -148,6 +148,7 @@ def test_who_is_short_of_memory_is_told_when_it_is_needed(
     assert slots.take_slot(0, columns(64), 1).arena.num_bytes == NUM_SLOTS * 64
 
 
+@pytest.mark.served
 def test_a_server_has_it_ready_until_it_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     def memfds() -> dict[int, int]:
         links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]

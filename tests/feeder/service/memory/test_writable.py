@@ -17,6 +17,8 @@ import feeder
 from project import ROOT
 from small import make
 
+pytestmark = pytest.mark.served
+
 NUM, ROWS = 60, 8
 WIDTHS = {"small": 3, "large": 40_000}
 """Float64s in a row: batches of 192 bytes, and of 2.5 MB, which come in other ways in frames."""
@@ -110,6 +112,7 @@ with feeder.connect(sys.argv[1], plane="shared", writable=sys.argv[2] == "True")
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("writable", [True, False])
 def test_who_writes_into_shared_pages_ends_and_who_asked_does_not(writable: bool) -> None:
     def factory() -> feeder.Coordinator:

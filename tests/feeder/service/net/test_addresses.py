@@ -253,6 +253,7 @@ def test_what_peers_are_told_of_lies_in_tmp_where_there_is_no_runtime_directory(
         private_file("x.arenas")
 
 
+@pytest.mark.served
 def test_a_server_with_an_address_of_its_own_needs_no_runtime_directory(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +265,7 @@ def test_a_server_with_an_address_of_its_own_needs_no_runtime_directory(
         assert (next(consumer).step, consumer.plane) == (0, "shared")
 
 
+@pytest.mark.process
 def test_a_live_address_cannot_be_claimed_by_a_second_process() -> None:
     address = default_address()
     command = [sys.executable, "-c", HOLDER, str(address)]
@@ -342,6 +344,7 @@ def test_a_tcp_address_is_claimed_without_a_file(runtime: Path) -> None:
     assert os.listdir(runtime) == []
 
 
+@pytest.mark.process
 def test_a_child_that_outlives_a_killed_server_does_not_hold_the_address() -> None:
     command = [sys.executable, "-c", FORKER, str(default_address())]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as server:

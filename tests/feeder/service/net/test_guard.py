@@ -306,6 +306,7 @@ def test_messages_are_bounded_at_each_turn_too() -> None:
     assert 100 < len(list(reader.read_messages())) < 500
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("num", [2, 100_000])
 def test_who_sends_many_frames_is_refused_and_nobody_waits(num: int) -> None:
     with (
@@ -443,6 +444,7 @@ with feeder.serve(factory, sys.argv[1]) as server:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("scheme", "come", "limit"),
     [("ipc", raw_socket, 4096), ("ipc", RawPeer, 1024), ("tcp", raw_socket, 1024)],
@@ -489,6 +491,7 @@ FIRST: dict[str, tuple[say.Message, type[say.Message]] | None] = {
 }
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 @pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
 def test_who_never_ends_a_message_is_hung_up_on_and_nobody_else(

@@ -36,6 +36,8 @@ from peers import (
     used,
 )
 
+pytestmark = pytest.mark.served
+
 WIRED = msgpack.packb({"type": "Open", **OPEN})
 schemes = pytest.mark.parametrize("scheme", ("ipc", "tcp"))
 

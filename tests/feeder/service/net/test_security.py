@@ -42,6 +42,8 @@ from feeder.service.net.security import (
     watch,
 )
 
+pytestmark = pytest.mark.served
+
 LOOPBACK = parse("tcp://127.0.0.1:0")
 TOLD_MS = 6000
 """How soon a refusal must be told."""

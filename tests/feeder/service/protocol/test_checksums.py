@@ -142,6 +142,7 @@ def large_frames() -> Iterator[None]:
     garbage.gc.stop()
 
 
+@pytest.mark.served
 @pytest.mark.usefixtures("large_frames")
 @pytest.mark.parametrize("plane", ["shared", "frames"])
 @pytest.mark.parametrize("mode", ["full", "sampled"])

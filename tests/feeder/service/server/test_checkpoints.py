@@ -28,6 +28,8 @@ from feeder.workers.stream.position import LazyPosition
 from peers import Stalled, peer_of, used
 from small import WAIT_S, Aside, Heard, Pure, ids, make
 
+pytestmark = pytest.mark.served
+
 NUM_BATCHES = 50
 
 

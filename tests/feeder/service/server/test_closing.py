@@ -20,6 +20,8 @@ from feeds import make
 from leaks import held
 from small import WAIT_S
 
+pytestmark = pytest.mark.served
+
 
 def endless() -> feeder.Coordinator:
     return make(

@@ -16,6 +16,8 @@ from conformance.served import reading, serving
 from feeds import make
 from peers import WAIT_S
 
+pytestmark = pytest.mark.served
+
 CHILD = """
 import os, sys, signal, numpy as np, feeder
 def fetch(call):
@@ -111,6 +113,7 @@ def test_a_consumer_that_is_forgotten_gives_its_queue_back() -> None:
             next(consumer)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("address", ["ipc://forks", "tcp://127.0.0.1:0"])
 def test_a_fetch_function_that_forks_blocks_neither_failover_nor_restart(address: str) -> None:
     def start() -> subprocess.Popen[bytes]:

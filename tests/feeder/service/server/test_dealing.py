@@ -32,6 +32,8 @@ from feeder.workers.stream.rounds import Counting
 from feeds import make
 from small import WAIT_S, Aside, Heard
 
+pytestmark = pytest.mark.served
+
 NUM = 40
 """Batches of an epoch, of 4 rows."""
 

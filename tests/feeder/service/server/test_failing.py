@@ -19,6 +19,8 @@ from feeder.service.server.delivery import Delivery
 from feeder.service.server.group import ConsumerGroup
 from feeds import make
 
+pytestmark = pytest.mark.served
+
 END_S = 20.0
 
 

@@ -18,6 +18,8 @@ from feeder.service.protocol.batches import pieces
 from feeder.service.server import delivery
 from small import make
 
+pytestmark = pytest.mark.served
+
 STEPS = 5
 ROWS = 4
 ROW_ITEMS = 2

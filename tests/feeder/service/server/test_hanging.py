@@ -23,6 +23,8 @@ from fetches import BATCH_SIZE, make_fetch, make_rows
 from peers import OPEN, WAIT_S, Stalled, peer_of, used
 from small import Heard
 
+pytestmark = pytest.mark.served
+
 LEASE_S = 0.3
 
 

@@ -36,6 +36,8 @@ from feeds import Record, assert_same, deal, expected, make, note
 from fetches import make_fetch
 from peers import OPEN, RawPeer, peer_of
 
+pytestmark = pytest.mark.served
+
 EPOCHS = 2
 WAIT_S = 10.0
 

@@ -13,6 +13,8 @@ import small
 from conformance.served import reading, serving
 from feeder.service.net.security import MAX_REQUEST_BYTES
 
+pytestmark = pytest.mark.served
+
 
 class Once:
     """Counts on; rows of 16 kB, of which 68 are left over by the first batch."""

@@ -19,6 +19,8 @@ from conformance.served import reading, serving
 from feeder.service.server.position_check import PositionCheck, Stand
 from small import Aside, Counted, Pure, Seekable, ids, make
 
+pytestmark = pytest.mark.served
+
 NUM = 100
 """Batches of each of two queues."""
 NOT_ONE = (

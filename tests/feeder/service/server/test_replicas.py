@@ -29,6 +29,8 @@ from feeder.workers.stream import copying
 from feeds import Record, assert_same, digest, expected, make, note
 from fetches import BATCH_SIZE, make_fetch
 
+pytestmark = pytest.mark.served
+
 EPOCHS = 2
 WAIT_S = 10.0
 
@@ -139,6 +141,7 @@ class Child:
         return self._process.stdout.readline().decode().split()
 
 
+@pytest.mark.process
 def test_one_that_is_killed_goes_on_where_it_stood_and_the_others_see_nothing(
     stream: list[Record],
 ) -> None:

@@ -18,6 +18,8 @@ from feeder.service.server.group import ConsumerGroup
 from feeds import make
 from peers import WAIT_S
 
+pytestmark = pytest.mark.served
+
 
 def factory(last: Exception | None = None) -> feeder.Coordinator:
     """Chunks of 7 rows in batches of 4: rows are left over at most cuts. After four chunks `last`

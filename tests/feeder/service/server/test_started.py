@@ -12,6 +12,8 @@ import feeder
 from conformance.served import reading, serving
 from small import WAIT_S, Counted, Pure, Seekable, ids, make
 
+pytestmark = pytest.mark.served
+
 
 @pytest.mark.parametrize("fetch", [Pure, Seekable])
 @pytest.mark.parametrize("taken", [0, 3])

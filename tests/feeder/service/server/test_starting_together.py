@@ -19,6 +19,8 @@ from feeder.service.server.group import ConsumerGroup
 from peers import OPEN, peer_of
 from small import WAIT_S, Aside, Pure, make
 
+pytestmark = pytest.mark.served
+
 NUM = 7
 """Batches: the first queue of two has one more than the second."""
 ALL = [[0, 2, 4, 6], [1, 3, 5]]

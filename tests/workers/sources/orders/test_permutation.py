@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from feeder.workers.sources.orders.permutation import MAX_SIZE, Permutation
 
+pytestmark = pytest.mark.served
+
 
 @given(size=st.integers(1, 3000), key=st.text(max_size=8))
 def test_every_number_is_the_image_of_one_position(size: int, key: str) -> None:

@@ -244,6 +244,7 @@ def test_other_errors_of_lmdb_are_no_defect_of_a_record(
         sound_of(store, [0], Faults("skip"))
 
 
+@pytest.mark.process
 def test_a_run_into_a_damaged_page_does_not_end_the_process(tmp_path: Path) -> None:
     # Some 150 lie in a page, large as they are: their data has pages of its own.
     path = write_lmdb(tmp_path / "db", [b"%2100d" % i for i in range(400)])

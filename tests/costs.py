@@ -1,0 +1,145 @@
+"""What a test costs, and that it costs no more.
+
+Each test has one mark of cost: its own or its file's, else that of its folder, else `unit`. The
+parts that `scripts/test` takes are those marks, so a test that starts an interpreter without saying
+so would make the fast part slow: it fails.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+from typing import Any
+
+import pytest
+import zmq
+
+from project import TESTS
+
+COSTS = ("unit", "served", "process", "adapters", "nightly")
+"""The marks, which pyproject.toml explains."""
+FOLDERS = {"adapters": "adapters", "gpu": "process"}
+"""The marks of what lies in these folders of the tests, if it has none of its own."""
+
+SLOWEST = 30
+COST, SECONDS = "cost", "seconds of CPU"
+USED = pytest.StashKey[float]()
+
+_OF_FILE = re.compile(r"^pytestmark = .*\bmark\.(\w+)", re.MULTILINE)
+
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
+
+
+def cost_of(item: pytest.Item) -> str:
+    """Return the mark of cost of a test."""
+    for mark in item.iter_markers():  # the nearest first
+        if mark.name in COSTS:
+            return mark.name
+    return _of_folder(item.path) or "unit"
+
+
+def _of_folder(path: Path) -> str | None:
+    return FOLDERS.get(path.relative_to(TESTS).parts[0]) if path.is_relative_to(TESTS) else None
+
+
+def is_fast(path: Path) -> bool:
+    """Return whether a file may have tests of the fast part: a file that says in one line that it
+    costs more need not be imported for that."""
+    if path.is_dir():
+        return _of_folder(path / "a file") is None
+    marks = _OF_FILE.findall(path.read_text()) if path.suffix == ".py" else []
+    return _of_folder(path) is None and not set(COSTS[1:]).intersection(marks)
+
+
+class Watch:
+    """What the current test does that costs. Owner: the thread that runs the tests; any thread
+    tells what it does.
+
+    An audit hook stays for as long as the interpreter, so there is one, which knows the test.
+    """
+
+    def __init__(self) -> None:
+        self._cost = ""
+        self._problem = ""
+        self.may_start = True
+        """Whether the test may start processes."""
+        make = zmq.Context.socket
+
+        def socket(context: zmq.Context[Any], *args: Any, **settings: Any) -> Any:
+            if self._cost == "unit":
+                self._problem = "a test of cost `unit` makes a ZeroMQ socket: mark it `served`"
+            return make(context, *args, **settings)
+
+        zmq.Context.socket = socket  # type: ignore[method-assign]
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _STARTS:
+            return
+        if not self.may_start:
+            what = f"starts {arguments[1]}" if event == "subprocess.Popen" else f"calls {event}"
+            self._problem = f"a test of cost `{self._cost}` {what}: mark it `process`"
+
+    def begin(self, cost: str) -> None:
+        """A test begins."""
+        self._cost, self._problem = cost, ""
+        self.may_start = cost not in ("unit", "served")
+
+    def end(self) -> str:
+        """The test has run; returns what it may not do, and did."""
+        self._cost = ""
+        return self._problem
+
+
+watch = Watch()
+
+
+class Costs:
+    """pytest plugin: holds tests to their marks, and tells which take longest."""
+
+    def __init__(self, *, tells_slowest: bool) -> None:
+        self._tells_slowest = tells_slowest
+        self._taken: dict[str, tuple[str, float, float]] = {}
+        """Of each test its mark, its seconds, and its seconds of CPU, children included."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        watch.begin(cost_of(item))
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        yield
+        if problem := watch.end():
+            pytest.fail(problem, pytrace=False)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+        report = yield
+        used = cpu_seconds()
+        report.user_properties.append((COST, cost_of(item)))
+        report.user_properties.append((SECONDS, used - item.stash.get(USED, used)))
+        item.stash[USED] = used
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        told = dict(report.user_properties)
+        _, seconds, used = self._taken.get(report.nodeid, ("", 0.0, 0.0))
+        self._taken[report.nodeid] = (
+            told.get(COST, ""), seconds + report.duration, used + told.get(SECONDS, 0.0),
+        )  # fmt: skip
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._tells_slowest:
+            terminalreporter.section(f"the {SLOWEST} slowest tests: seconds, those of CPU, mark")
+            slowest = sorted(self._taken.items(), key=lambda one: -one[1][1])[:SLOWEST]
+            for name, (cost, seconds, used) in slowest:
+                terminalreporter.write_line(f"{seconds:7.2f} {used:7.2f} {cost:8} {name}")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU that this process has used, and its children that it has waited for."""
+    return sum(sum(getrusage(who)[:2]) for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
