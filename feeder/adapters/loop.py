@@ -88,7 +88,7 @@ class EpochLoop:
     def __init__(self, loader: EpochLoader) -> None:
         self._loader = loader
         self.state: Literal["fresh", "running", "over", "left"] = "fresh"
-        """"over" where its epoch has been given, "left" where another loop has begun."""
+        """"over" where its epoch has been given, "left" where the loader went on without it."""
 
     def __iter__(self) -> EpochLoop:
         return self
@@ -185,8 +185,9 @@ class EpochLoader:
             raise StopIteration
         if loop.state == "left":
             raise FeedError(
-                "this loop over the loader has ended, since another one has begun: a loader gives "
-                "one epoch at a time; make a second loader to read the data twice at once"
+                "this loop over the loader has ended: another one has begun, or the loader was "
+                "closed, was told an epoch or has loaded a state; a loader gives one epoch at a "
+                "time: make a second one to read the data twice at once"
             )
         mark = self._mark
         if self._is_begun:

@@ -108,8 +108,9 @@ class MadeStream:
         # Made and not started: what is wrong is told at once, and it knows what positions mean.
         (stream,) = self._make(Mark(Place()))[NAME].streams
         self._positions = stream.positions
-        if share.drops and (num := self._num_batches(0)) is not None:
-            _check_rounds(num, share)
+        if share.drops:
+            for epoch in range(self._epochs_that_differ()):
+                _check_rounds(self._num_batches(epoch), share, epoch)
 
     def _fetch(self, mark: Mark) -> Any:
         place, batched, share = mark.place, self._batched, self._share
@@ -205,13 +206,24 @@ class MadeStream:
         return Mark(Place(cut.epoch, cut.index, cut.step), cut.position.marks[0])
 
     def length(self) -> int | None:
-        num = self._num_batches(0)
+        return self._rounds_of(0)
+
+    def _rounds_of(self, epoch: int) -> int | None:
+        num = self._num_batches(epoch)
         return None if num is None else self._share.rounds(num)
+
+    def _epochs_that_differ(self) -> int:
+        """After so many epochs their lengths come again: shards of a source take turns."""
+        said = self._dataset.describe() if self._kind == "source" else {"stick_to_shard": True}
+        turns: int = 1 if said["stick_to_shard"] else said["num_shards"]
+        return turns if self._epochs is None else min(turns, self._epochs)
 
     def begin_epoch(self, mark: Mark, epoch: int) -> Mark:
         # As if all epochs before had been given whole.
-        step = (self.length() or 0) * epoch
-        return Mark(Place(epoch, 0, step))
+        period = self._epochs_that_differ()
+        rounds, rest = divmod(epoch, period)
+        in_a_period = [self._rounds_of(e) or 0 for e in range(period)]
+        return Mark(Place(epoch, 0, rounds * sum(in_a_period) + sum(in_a_period[:rest])))
 
     def left(self, mark: Mark) -> int | None:
         num = self._num_batches(mark.place.epoch)
@@ -232,11 +244,12 @@ class MadeStream:
             return None
 
 
-def _check_rounds(num_batches: int, share: Share) -> None:
-    if not share.rounds(num_batches):
+def _check_rounds(num_batches: int | None, share: Share, epoch: int) -> None:
+    if num_batches is not None and not share.rounds(num_batches):
+        which = f"epoch {epoch}" if epoch else "an epoch"
         round_ = f"what does not go round all {share.num} ranks" if share.num > 1 else "the rest"
         raise ConfigError(
-            f"an epoch has {num_batches} whole batches, and drop_last=True leaves out {round_}: "
+            f"{which} has {num_batches} whole batches, and drop_last=True leaves out {round_}: "
             "nothing is left; use drop_last=False, fewer ranks or a smaller batch_size"
         )
 

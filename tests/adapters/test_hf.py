@@ -25,6 +25,7 @@ with warnings.catch_warnings():
     from transformers import TrainingArguments, set_seed
 
 import feeder
+from adapters.examples import said
 from feeder.adapters.hf import FeedLoader, FeedTrainer
 from feeder.adapters.torch import FeedLoader as PlainLoader
 from small import Pure, make
@@ -123,20 +124,13 @@ def test_a_checkpoint_without_a_position_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    def run(name: str, *options: str) -> str:
-        script = str(ROOT / "examples/hf_trainer/train.py")
-        done = subprocess.run(
-            [sys.executable, script, str(tmp_path / name), *options], capture_output=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, text=True,
-            timeout=100,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout.splitlines()[-1]
-
-    whole = run("whole")
+    whole, stopped, rest = said(
+        "hf_trainer/train.py",
+        [[tmp_path / "whole"], [tmp_path / "halves", "31"], [tmp_path / "halves"]], tmp_path,
+    )  # fmt: skip
+    whole, stopped, rest = (text.splitlines()[-1] for text in (whole, stopped, rest))
     assert whole.startswith("weights ")
-    assert run("halves", "31") != whole
-    assert run("halves") == whole
+    assert stopped != whole == rest
 
 
 # ---- Accelerate
@@ -184,8 +178,8 @@ def accelerate(folder: Path, save_at: int) -> Any:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("at", [2, STEPS + 1])
-def test_accelerate_goes_on_with_ddp(tmp_path: Path, at: int) -> None:
+def test_accelerate_goes_on_with_ddp(tmp_path: Path) -> None:
+    at = STEPS + 1
     undisturbed = accelerate(tmp_path / "state", at)
     resumed = accelerate(tmp_path / "state", 0)
     for (_, batches, weights), (_, rest, again) in zip(undisturbed, resumed, strict=True):

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as orbax
 
 import feeder
+from adapters.examples import said
 from adapters.killing_alone import compare
 from feeder.adapters.jax import FeedLoader, global_batches
 from small import Pure, make
@@ -73,8 +74,7 @@ def test_the_loader_gives_numpy_arrays_an_epoch_at_a_time() -> None:
     assert [len(epoch) for epoch in epochs] == [len(one)] * 2 == [NUM // SIZE] * 2
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-@pytest.mark.parametrize("at", [0, 1, 4, 5, 6, 9])
+@pytest.mark.parametrize(("ahead", "at"), [(0, 1), (1, 0), (1, 5), (1, 6), (3, 4), (3, 9)])
 def test_a_state_is_of_the_batch_that_was_used(ahead: int, at: int) -> None:
     whole = numbers(global_batches(loader(epochs=3), sharding()))
     first = global_batches(loader(epochs=3), sharding(), ahead=ahead)
@@ -229,22 +229,14 @@ def test_states_of_others_are_refused() -> None:
 
 @pytest.mark.timeout(240)
 def test_a_killed_job_trains_the_same() -> None:
-    assert compare("jax", 4, seed=3) == 18
+    assert compare("jax", 2, seed=3) == 18
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    def train(name: str, *options: str) -> str:
-        flags = "--xla_force_host_platform_device_count=4"
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-        script = str(ROOT / "examples/jax_sharded/train.py")
-        done = subprocess.run(
-            [sys.executable, script, str(tmp_path / name), *options], env=env, capture_output=True,
-            text=True, timeout=50,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
-
-    whole = train("whole")
-    assert train("halves", "57") != whole
-    assert train("halves") == whole
+    whole, stopped, rest = said(
+        "jax_sharded/train.py",
+        [[tmp_path / "whole"], [tmp_path / "halves", "57"], [tmp_path / "halves"]], tmp_path,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4", JAX_PLATFORMS="cpu",
+    )  # fmt: skip
+    assert stopped != whole == rest

@@ -164,8 +164,10 @@ def test_a_loader_lives_as_long_as_its_data_set(monkeypatch: pytest.MonkeyPatch)
 # ---- positions
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 9])
-@pytest.mark.parametrize("at", [0, 1, STEPS - 1, STEPS, STEPS + 2, 2 * STEPS, 3 * STEPS])
+@pytest.mark.parametrize(
+    ("ahead", "at"),
+    [(0, 1), (0, STEPS), (1, 0), (1, STEPS - 1), (9, STEPS), (9, STEPS + 2), (9, 3 * STEPS)],
+)
 def test_a_checkpoint_is_of_the_batch_that_was_used(
     tmp_path: Path, whole: list[list[int]], ahead: int, at: int
 ) -> None:

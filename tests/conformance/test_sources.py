@@ -13,123 +13,32 @@ from calls import call
 from feeder import ChunkError, Coordinator, init_data_input_workers
 from feeder.workers import sources
 from feeder.workers.stream.placement import Place, writing_to
+from freeze import sources as frozen
+from freeze.sources import (
+    BATCH_SIZE,
+    NUM_RECORDS,
+    of_arrays,
+    of_caffe,
+    of_caffe2,
+    of_images,
+    of_records,
+    of_samples,
+    of_tokens,
+)
 from needs import needs
-from protos import Datum, TensorProto, TensorProtos
+from protos import Datum
 from stores import encoded, picture, write_lmdb
 
 pytestmark = pytest.mark.process
 
-NUM_RECORDS, BATCH_SIZE, EPOCHS = 23, 4, 3
-SHARDS = {"num_shards": 2, "shard_id": 1}
-ORDERS: dict[str, dict[str, Any]] = {
-    "sequential": {},
-    "shards": SHARDS,
-    "shuffled shards": {**SHARDS, "random_shuffle": True},
-    "dali window": {**SHARDS, "order": "dali", "random_shuffle": True, "initial_fill": 5},
-    "dali padded": {**SHARDS, "order": "dali", "random_shuffle": True, "pad_last_batch": True},
-    "dali after epoch": {**SHARDS, "order": "dali", "shuffle_after_epoch": True},
-    "dali compound": {**SHARDS, "order": "dali", "shuffle_after_epoch": "compound"},
+EPOCHS = 3
+ORDERS = {
+    name: order for name, order in frozen.ORDERS.items() if name not in ("one shard", "shuffled")
 }
+SOURCES = frozen.ORDERED
 
 Make = Callable[..., Any]
 Batches = list[tuple[int, int, tuple[bytes, ...]]]
-
-
-class Walk:
-    """A stateful iterator over a worker's numbers."""
-
-    def __init__(self, worker_id: int, epoch: int) -> None:
-        self.numbers = list(range(worker_id, NUM_RECORDS, 2))
-        self.at, self.epoch = 0, epoch
-
-    def __iter__(self) -> Walk:
-        return self
-
-    def __next__(self) -> tuple[int, int]:
-        if self.at == len(self.numbers):
-            raise StopIteration
-        self.at += 1
-        return self.numbers[self.at - 1], self.epoch
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at, self.epoch = state["at"], state["epoch"]
-
-
-def of_arrays(path: Path, **order: Any) -> Any:
-    return sources.arrays(np.arange(NUM_RECORDS), np.arange(NUM_RECORDS) ** 2, **order)
-
-
-def of_tokens(path: Path, **order: Any) -> Any:
-    np.arange(NUM_RECORDS * 5, dtype=np.uint16).tofile(path / "tokens.bin")
-    return sources.tokens(path / "tokens.bin", 5, np.uint16, **order)
-
-
-def of_samples(path: Path, **order: Any) -> Any:
-    return sources.samples(
-        lambda info: (info.idx_in_epoch, info.rng.random()), NUM_RECORDS, **order
-    )
-
-
-def of_records(path: Path, **order: Any) -> Any:
-    return sources.records([(i, i / 2) for i in range(NUM_RECORDS)], **order)
-
-
-def of_caffe(path: Path, **order: Any) -> Any:
-    if not (path / "caffe").exists():
-        write_lmdb(
-            path / "caffe",
-            [
-                Datum(
-                    channels=1, height=2, width=2, data=bytes([i] * 4), label=i, encoded=False
-                ).SerializeToString()
-                for i in range(NUM_RECORDS)
-            ],
-        )
-    return sources.caffe_lmdb(path / "caffe", **order)
-
-
-def of_caffe2(path: Path, **order: Any) -> Any:
-    if not (path / "caffe2").exists():
-        image = [TensorProto(data_type=3, dims=[1, 1], byte_data=bytes([i])) for i in range(99)]
-        label = [TensorProto(data_type=2, dims=[1], int32_data=[i]) for i in range(99)]
-        write_lmdb(
-            path / "caffe2",
-            [
-                TensorProtos(protos=[image[i], label[i]]).SerializeToString()
-                for i in range(NUM_RECORDS)
-            ],
-        )
-    return sources.caffe2_lmdb(path / "caffe2", **order)
-
-
-def of_images(path: Path, **order: Any) -> Any:
-    needs("PIL")
-    if not (path / "images").exists():
-        for i in range(NUM_RECORDS):
-            file = path / "images" / str(i % 3) / f"{i}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(encoded(picture(9, 9, i), "PNG"))
-    return sources.image_folder(
-        path / "images", crop=7, random_crop=True, random_flip=True, **order
-    )
-
-
-def of_iterators(path: Path) -> Any:
-    return sources.iterable(Walk)
-
-
-SOURCES: dict[str, tuple[Make, list[str]]] = {
-    "arrays": (of_arrays, ["x", "y"]),
-    "tokens": (of_tokens, ["tokens"]),
-    "samples": (of_samples, ["x", "y"]),
-    "records": (of_records, ["x", "y"]),
-    "caffe": (of_caffe, ["image", "label"]),
-    "caffe2": (of_caffe2, ["image", "label"]),
-    "images": (of_images, ["image", "label"]),
-}
 
 
 def feed(
@@ -227,7 +136,7 @@ def test_last_batches(tmp_path: Path, last_batch: str) -> None:
 
 
 def test_iterators_go_on_at_every_cut(tmp_path: Path) -> None:
-    check_every_cut(lambda: of_iterators(tmp_path), ["x", "epoch"])
+    check_every_cut(lambda: frozen.of_iterators(tmp_path), ["x", "epoch"])
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())

@@ -12,6 +12,7 @@ from freeze import (
     composed,
     conversation,
     helps,
+    loaders,
     messages,
     names,
     positions,
@@ -34,8 +35,11 @@ FROZEN: dict[str, Callable[[Path], Facts]] = {
     "conversation": conversation.make,
     "helps": helps.make,
     "names": names.make,
+    "loaders": loaders.make,
 }
 """Every golden file's name, and what makes it anew with an empty folder to work in."""
+OF_FRAMEWORKS = ("loaders",)
+"""Those that are made in the adapters' environment, and compared in `tests/adapters`."""
 
 
 def as_text(facts: Facts) -> str:

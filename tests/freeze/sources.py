@@ -12,6 +12,7 @@ import numpy as np
 import feeder
 from freeze.pairwise import pairwise
 from freeze.runs import all_told
+from needs import needs
 from protos import Datum, TensorProto, TensorProtos
 from stores import write_lmdb
 
@@ -101,6 +102,7 @@ def of_caffe2(folder: Path, **order: Any) -> Any:
 
 def png(number: int) -> bytes:
     """An image whose pixels are whole numbers on every machine."""
+    needs("PIL")
     from PIL import Image
 
     file = BytesIO()

@@ -135,6 +135,7 @@ octets = st.binary(min_size=1, max_size=1) | st.sampled_from(
 )
 
 
+@pytest.mark.process
 def test_damaged_files_give_a_named_error_or_valid_rows(tmp_path: Path) -> None:
     answers = Counter[str]()
 

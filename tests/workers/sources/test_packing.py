@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import feeder
 import steps
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
@@ -219,26 +218,3 @@ def test_a_window_far_out_is_packed_by_itself() -> None:
     source = pack(records(Documents()), 16, 32)
     source(call(10**9, 4))
     assert read == list(range(32 * 10**9, 32 * 10**9 + 32))
-
-
-NAMES = ["tokens", "segment_ids", "positions", "loss_mask"]
-
-
-def taken(resume: Any = None, **more: Any) -> list[tuple[Any, bytes]]:
-    settings = {"batch_size": 5, "seed": 4, "epochs": 2, "last_batch": "drop", **more}
-    with feeder.init_data_input_workers(NAMES, steps.packed(), resume=resume, **settings) as made:
-        return [
-            ([batch.epoch, *(batch[n].tolist() for n in NAMES)], bytes(made.snapshot()))
-            for batch in made["train"]
-        ]
-
-
-@pytest.mark.process
-def test_a_feed_of_a_packed_mixture_resumes_on_threads_and_processes() -> None:
-    whole = taken(num_threads=1)
-    assert len(whole) > 10
-    for i in range(0, len(whole), 4):
-        rest = taken(whole[i][1], num_threads=3)
-        assert [b for b, _ in rest] == [b for b, _ in whole[i + 1 :]]
-    rest = taken(whole[5][1], executor=feeder.Processes(2))
-    assert [b for b, _ in rest] == [b for b, _ in whole[6:]]

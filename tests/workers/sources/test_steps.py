@@ -551,46 +551,6 @@ def test_what_a_position_depends_on_is_described() -> None:
 
 # ---- in feeds
 
-FEEDS: dict[str, tuple[Callable[[], Any], list[str], dict[str, Any]]] = {
-    "chained": (steps.chained, ["x", "u"], {}),
-    "filtered": (steps.filtered, ["x", "u"], {"last_batch": "keep"}),
-    "budgeted": (steps.budgeted, ["t"], {"dont_rebatch": True}),
-    "tokens": (
-        lambda: numbers().map(steps.ragged).pad(7).shuffle(), ["t"], {"last_batch": "carry"},
-    ),
-}  # fmt: skip
-
-
-def taken(
-    name: str, resume: Any = None, epochs: int = 2, **more: Any
-) -> list[tuple[int, Any, bytes]]:
-    make, names, settings = FEEDS[name]
-    given = {"batch_size": 4, "seed": 9, "epochs": epochs, **settings, **more}
-    with feeder.init_data_input_workers(names, make(), resume=resume, **given) as coordinator:
-        return [
-            (batch.epoch, [batch[n].tolist() for n in names], bytes(coordinator.snapshot()))
-            for batch in coordinator["train"]
-        ]
-
-
-@pytest.mark.parametrize("name", FEEDS)
-def test_a_feed_of_steps_resumes_anywhere_with_any_threads(name: str) -> None:
-    whole = taken(name, num_threads=1)
-    assert [b[:2] for b in taken(name, num_threads=4)] == [b[:2] for b in whole]
-    for i in range(0, len(whole), 5):
-        rest = taken(name, resume=whole[i][2], num_threads=3)
-        assert [b[:2] for b in rest] == [b[:2] for b in whole[i + 1 :]]
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("name", ["chained", "budgeted"])
-def test_a_feed_of_steps_is_the_same_in_processes(name: str) -> None:
-    whole = taken(name, epochs=1)
-    executor = feeder.Processes(2)
-    assert [b[:2] for b in taken(name, epochs=1, executor=executor)] == [b[:2] for b in whole]
-    rest = taken(name, epochs=1, resume=whole[3][2], executor=executor)
-    assert [b[:2] for b in rest] == [b[:2] for b in whole[4:]]
-
 
 @pytest.mark.process
 def test_in_processes_the_global_generators_belong_to_the_record() -> None:
@@ -621,12 +581,6 @@ def test_records_that_processes_leave_out_are_counted(last_batch: str) -> None:
         # A call that is made twice, to compare its rows, is counted twice.
         assert 10 <= source.skipped - before <= 14
     assert other.skipped == 0
-
-
-def test_a_position_of_other_steps_is_refused() -> None:
-    whole = taken("chained")
-    with pytest.raises(feeder.ResumeError, match="source"):
-        taken("filtered", resume=whole[2][2])
 
 
 def test_records_far_out_are_found_at_once() -> None:
