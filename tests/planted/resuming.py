@@ -134,10 +134,7 @@ RESUMING = (
         symbol="StreamStart.__init__",
         old="(cut.epoch, cut.index, cut.step) if cut",
         new="(cut.epoch, cut.index, cut.index) if cut",
-        tests=(
-            _RESUME + "test_resumed_with_another_number_of_devices[uneven-seek]",
-            _GAPS + "test_after_a_resume_each_device_gets_the_batches_that_it_would_have_got",
-        ),
+        tests=(_GAPS + "test_after_a_resume_each_device_gets_the_batches_that_it_would_have_got",),
     ),
     Bug(
         name="seed not compared",
