@@ -506,6 +506,15 @@ class Reader:
         for batch, wanted in self._kept or ():
             assert_same([note(batch)], [wanted], "kept")
 
+    def check_cuts(self) -> None:
+        """Where the next batch has come, too, the place after a batch is just before that one."""
+        real = {batch.step: batch for batch, _ in self._kept or () if batch.rows}
+        for step, batch in real.items():
+            if step + 1 in real:
+                after, cut = real[step + 1], batch.cut
+                assert (cut.epoch, cut.index, cut.step) == (after.epoch, after.index, after.step)
+                assert not cut.finished
+
     def check_end(self, failing: Failing) -> None:
         """There is no other batch: the stream has ended, or has failed."""
         for device in self._devices[: 1 if failing.row < math.inf else None]:
@@ -584,6 +593,10 @@ def check_leg(stream: Stream, naive: NaiveStream, leg: Leg, stand: Stand, seed: 
             for device in range(leg.extra):
                 reader.read(device, following[1][device])
         reader.check_kept()
+        # Rows that are carried make the last batch of an epoch the first one of the next; what is
+        # dropped lies between two batches.
+        if stream.last_batch != "carry" and stream.last_round != "drop":
+            reader.check_cuts()
         if following is None and failing.row == math.inf:
             return Stand(ends[-1], coordinator.state_dict(), is_over=True)
         if not got:
