@@ -25,6 +25,7 @@ LIMITS = ListLimits(1, 1, 1, 0.0)
 
 QUICK = CallsReport(100, 10, 800, 0.0002, 0.0)
 COMPUTES = CallsReport(1, 1, 8, 0.004, 0.0)
+WAITS = CallsReport(1, 1, 8, 0.004, 0.0035)
 
 
 class Stage:
@@ -271,3 +272,59 @@ def test_slots_are_taken_for_what_fetchers_fill_at_a_time_and_fit_into_the_bound
     stage.policy.batches_made(copied=0, passed=1)
     stage.policy.note_calls(stage.partitions[0], MARKS, stage.now)
     assert ahead(1) == 1 + 4 + TUNING.list_batches
+
+
+def test_before_the_merge_has_anything_all_may_compute() -> None:
+    stage = Stage()
+    held = [stage.pick() for _ in range(NUM_PARTITIONS)]
+    assert {partition.number for partition in held if partition} == set(range(NUM_PARTITIONS))
+    assert stage.pick() is None
+
+
+def test_beside_a_busy_merge_any_number_wait() -> None:
+    stage = Stage()
+    stage.make_all(WAITS, CallKind.WAITS)
+    assert all(stage.pick() for _ in range(NUM_PARTITIONS))
+
+
+def test_a_partition_with_something_to_collect_is_called_below_8_mib_or_for_a_waiting_merge() -> (
+    None
+):
+    stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
+    stage.make_all(COMPUTES, CallKind.COMPUTES)
+    for _ in range(NUM_PARTITIONS):
+        stage.call(COMPUTES)
+    stage.budget.ahead_bytes = TUNING.ahead_bytes - 1
+    assert stage.policy.pick()
+    stage.budget.ahead_bytes = TUNING.ahead_bytes
+    assert not stage.policy.pick()
+    stage.scheduler.want(stage.scheduler.partitions_of(0), stage.now)
+    assert stage.policy.pick()
+
+
+@pytest.mark.parametrize(
+    ("hungry_s", "others", "kind"),
+    [
+        (1.0, None, CallKind.WAITS),
+        # While nobody waits for a batch, the user's thread may have the interpreter.
+        (0.0, None, CallKind.QUICK),
+        # So may calls that compute, and those that wait for something else do not have it.
+        (1.0, CallKind.COMPUTES, CallKind.QUICK),
+        (1.0, CallKind.WAITS, CallKind.WAITS),
+    ],
+)
+def test_quick_calls_may_wait_for_the_interpreter(
+    hungry_s: float, others: CallKind | None, kind: CallKind
+) -> None:
+    stage = Stage()
+    stage.make_all(QUICK, CallKind.QUICK)
+    first, second = stage.partitions[:2]
+    if others is not None:
+        stage.policy._set_kind(second, others)
+        stage.hold(second)
+        stage.budget.begin_turn()
+    long = QUICK._replace(took=0.0042, waited=0.004)
+    for _ in range(2):
+        counted_s = stage.policy.counted_wait(hungry_s)
+        stage.policy.note_calls(first, long, stage.now, counted_s)
+    assert stage.policy.kind_of(first) is kind
