@@ -5,21 +5,94 @@ It follows the written rules of the stream alone and shares no code with the pro
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
-from typing import Any
+from itertools import accumulate, chain, count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from feeder import Call
 
-Row = tuple[Any, ...]
-NaiveBatch = tuple[int, int, int, int, tuple[np.ndarray, ...]]
+Columns = tuple[np.ndarray, ...]
+NaiveBatch = tuple[int, int, int, int, Columns]
 """Epoch, index, step, real rows, columns."""
 
 
-def naive_stream(
+class Chunk(NamedTuple):
+    """What a call has returned."""
+
+    epoch: int
+    worker_id: int
+    call: int
+    """Its number as an error names it: in the epoch of a pure function, of a worker in all."""
+    columns: Columns
+
+    @property
+    def rows(self) -> int:
+        return len(self.columns[0])
+
+
+class At(NamedTuple):
+    """A place in a naive stream: rows of all epochs before it, and how batches are counted."""
+
+    row: int = 0
+    epoch: int = 0
+    index: int = 0
+    step: int = 0
+
+
+START = At()
+
+
+class NaiveStream:
+    """All rows of some epochs, one after another, to be cut into batches from any place on."""
+
+    def __init__(self, epochs: Sequence[Sequence[Chunk]]) -> None:
+        self.chunks = list(chain.from_iterable(epochs))
+        self.starts = [0, *accumulate(chunk.rows for chunk in self.chunks)]
+        """The place of the first row of each chunk."""
+        self.ends = list(accumulate(sum(chunk.rows for chunk in epoch) for epoch in epochs))
+        """The place after the last row of each epoch."""
+        columns = zip(*(chunk.columns for chunk in self.chunks), strict=True)
+        self.columns = tuple(map(np.concatenate, columns))
+
+    def batches(
+        self, size: int | None, last_batch: str = "keep", at: At = START
+    ) -> Iterator[tuple[NaiveBatch, At]]:
+        """Yield each batch from a place on, with the place after it; of `size` rows, or without
+        such a size each chunk."""
+        while (found := self._next_rows(size, last_batch, at)) is not None:
+            first, stop = found
+            epoch = next(epoch for epoch, end in enumerate(self.ends) if stop <= end)
+            index = at.index if epoch == at.epoch else 0
+            filled = size if size is not None and last_batch == "pad" else stop - first
+            rows = np.arange(first, first + filled).clip(max=stop - 1)
+            columns = tuple(column[rows] for column in self.columns)
+            batch = epoch, index, at.step, stop - first, columns
+            at = At(stop, epoch, index + 1, at.step + 1)
+            yield batch, at
+
+    def _next_rows(self, size: int | None, last_batch: str, at: At) -> tuple[int, int] | None:
+        """The first row of the next batch and the one after its last; None where there is none."""
+        if size is None:
+            return next(((a, b) for a, b in self._chunk_rows() if a >= at.row and b > a), None)
+        if last_batch == "carry":
+            stop = min(at.row + size, self.ends[-1])
+            return (at.row, stop) if stop > at.row else None
+        starts = [0, *self.ends]
+        for start, end in zip(starts, self.ends, strict=False):
+            first = max(start, at.row)
+            stop = min(first + size, end)
+            if stop > first and (stop - first == size or last_batch != "drop"):
+                return first, stop
+        return None
+
+    def _chunk_rows(self) -> Iterator[tuple[int, int]]:
+        return zip(self.starts, self.starts[1:], strict=False)
+
+
+def naive_chunks(
     fetch: Callable[..., Any],
     names: tuple[str, ...],
     *,
@@ -27,58 +100,64 @@ def naive_stream(
     batch_size: int,
     num_workers: int,
     epochs: int,
-    last_batch: str = "keep",
     seed: int = 0,
+) -> NaiveStream:
+    """Call a fetch function as the rules say; it is told `batch_size`."""
+    if pure:
+        made = index_epochs(fetch, names, batch_size, num_workers, seed)
+    else:
+        made = ring_epochs(fetch, names, batch_size, num_workers)
+    return NaiveStream(list(islice(made, epochs)))
+
+
+def naive_stream(
+    fetch: Callable[..., Any],
+    names: tuple[str, ...],
+    *,
+    batch_size: int,
+    last_batch: str = "keep",
+    **settings: Any,
 ) -> Iterator[NaiveBatch]:
     """Yield the batches of a feed over columns whose axis 0 is rows."""
-    args = (names, batch_size, num_workers)
-    rows_of_epochs = index_epochs(fetch, *args, seed) if pure else ring_epochs(fetch, *args)
-    carried: list[Row] = []
-    step = count()
-    for epoch, fetched in zip(range(epochs), rows_of_epochs, strict=False):
-        rows = carried + fetched
-        batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-        rest = batches.pop() if len(rows) % batch_size else []
-        carries = last_batch == "carry" and epoch + 1 < epochs
-        carried = rest if carries else []
-        if rest and not carries and last_batch != "drop":
-            batches.append(rest)
-        for index, batch in enumerate(batches):
-            missing = batch_size - len(batch) if last_batch == "pad" else 0
-            columns = zip(*batch, *[batch[-1]] * missing, strict=True)
-            yield epoch, index, next(step), len(batch), tuple(map(np.stack, columns))
+    stream = naive_chunks(fetch, names, batch_size=batch_size, **settings)
+    for batch, _ in stream.batches(batch_size, last_batch):
+        yield batch
 
 
 def ring_epochs(
     fetch: Callable[..., Any], names: tuple[str, ...], batch_size: int, num_workers: int
-) -> Iterator[list[Row]]:
-    """Yield the rows of each epoch: one chunk of each live worker in turn."""
-    while True:
-        rows: list[Row] = []
+) -> Iterator[list[Chunk]]:
+    """Yield the chunks of each epoch: one of each live worker in turn."""
+    calls = Counter[int]()
+    for epoch in count():
+        chunks: list[Chunk] = []
         ring = deque(range(num_workers))
         while ring:
             worker_id = ring.popleft()
             try:
-                rows += rows_of(first_chunk(fetch, worker_id, batch_size), names)
+                columns = columns_of(first_chunk(fetch, worker_id, batch_size), names)
             except StopIteration:
                 continue
+            chunks.append(Chunk(epoch, worker_id, calls[worker_id], columns))
+            calls[worker_id] += 1
             ring.append(worker_id)
-        yield rows
+        yield chunks
 
 
 def index_epochs(
     fetch: Callable[..., Any], names: tuple[str, ...], batch_size: int, num_workers: int, seed: int
-) -> Iterator[list[Row]]:
-    """Yield the rows of each epoch: one chunk of each index up to the first that ends it."""
+) -> Iterator[list[Chunk]]:
+    """Yield the chunks of each epoch: one of each index up to the first that ends it."""
     for epoch in count():
-        rows: list[Row] = []
+        chunks: list[Chunk] = []
         for index in count():
             call = Call(index, epoch, index % num_workers, batch_size, seed)
             try:
-                rows += rows_of(first_chunk(fetch, call), names)
+                columns = columns_of(first_chunk(fetch, call), names)
             except StopIteration:
                 break
-        yield rows
+            chunks.append(Chunk(epoch, call.worker_id, index, columns))
+        yield chunks
 
 
 def first_chunk(fetch: Callable[..., Any], *args: Any) -> Any:
@@ -87,23 +166,16 @@ def first_chunk(fetch: Callable[..., Any], *args: Any) -> Any:
     return chunk
 
 
-def rows_of(chunk: Any, names: tuple[str, ...]) -> Iterator[Row]:
-    columns = [chunk[name] for name in names] if isinstance(chunk, dict) else chunk
-    return zip(*columns, strict=True)
+def columns_of(chunk: Any, names: tuple[str, ...]) -> Columns:
+    return tuple(chunk[name] for name in names) if isinstance(chunk, dict) else tuple(chunk)
 
 
 def naive_rounds(
     batches: list[NaiveBatch], num_devices: int, last_round: str = "uneven"
 ) -> list[NaiveBatch]:
     """Return what is dealt to so many devices: batch `step` goes to device `step` mod N."""
-    extra = len(batches) % num_devices
-    if extra and last_round == "drop":
-        return batches[:-extra]
-    if extra and last_round == "pad":
-        epoch, index, step, _, columns = batches[-1]
-        more = range(1, num_devices - extra + 1)
-        return batches + [(epoch, index + i, step + i, 0, columns) for i in more]
-    return batches
+    dealt = naive_dealing(batches, 0, num_devices, "stream", last_round)
+    return [batch for _, batches in dealt for batch in batches]
 
 
 def naive_dealing(

@@ -50,21 +50,3 @@ def gpus(seed: int, *modules: ModuleType) -> Iterator[Machine]:
                 patch.setattr(module, "make", make)
         yield machine
     assert_sound(machine)
-
-
-def over_gpus(*modules: ModuleType, seeds: tuple[int, ...] = (1,), **changed: Any) -> Any:
-    """Return a fixture: tests of these modules run on stand-ins for GPUs, one for each seed.
-
-    `changed` are globals that the modules see changed, such as shorter lists to run through.
-    """
-
-    @pytest.fixture(params=seeds, autouse=True)
-    def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-        with gpus(request.param, *modules) as made, pytest.MonkeyPatch.context() as patch:
-            for module in modules:
-                for name in changed.keys() & vars(module).keys():
-                    patch.setattr(module, name, changed[name])
-            yield made
-        assert made.num_copies
-
-    return machine

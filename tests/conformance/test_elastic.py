@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import warnings
 from contextlib import ExitStack
 from itertools import islice
@@ -29,7 +28,6 @@ from naive import naive_dealing
 from standin.gpu import Machine, installed
 
 NUM_EPOCHS = 3
-LEGS = (8, 4, 2, 16, 3)
 SIZES = (5, 0, 17, 1, 8, 0, 3)
 
 
@@ -49,49 +47,6 @@ def streams() -> dict[str, list[Record]]:
         form: expected(FORMS[form](script), pure=form == "pure", epochs=NUM_EPOCHS)
         for form in FORMS
     }
-
-
-def position_of(
-    coordinator: feeder.Coordinator, batches: list[feeder.Batch], carrier: str, dice: random.Random
-) -> Any:
-    """A position after a round: of all devices together, or of any of them."""
-    if carrier == "token of any":
-        return dice.choice(batches).cut.token()
-    if carrier == "snapshot":
-        return bytes(coordinator.snapshot())
-    return coordinator.state_dict()
-
-
-@pytest.mark.parametrize("carrier", ["state dict", "snapshot", "token of any"])
-@pytest.mark.parametrize("last_round", ["uneven", "drop", "pad"])
-@pytest.mark.parametrize("rounds", ["stream", "epoch"])
-@pytest.mark.parametrize("form", FORMS)
-def test_the_order_stays_with_any_numbers_of_devices_one_after_another(
-    form: str, rounds: str, last_round: str, carrier: str, streams: dict[str, list[Record]]
-) -> None:
-    stream, dice = streams[form], random.Random(f"{form} {rounds} {last_round} {carrier}")
-    at, resume, got = 0, None, list[Record]()
-    for leg, num in enumerate(LEGS):
-        wanted = naive_dealing(stream, at, num, rounds, last_round)
-        settings = {"devices": num, "rounds": rounds, "last_round": last_round}
-        with make(fetch_of(form), resume=resume, epochs=NUM_EPOCHS, **settings) as coordinator:
-            devices = [coordinator["train"].on(i) for i in range(num)]
-            # The last leg goes to the end; the others stop anywhere, also in another epoch.
-            some = None if leg == len(LEGS) - 1 else dice.randint(1, len(stream) // 5 // num + 1)
-            for end, dealt in islice(wanted, some):
-                batches = [next(device) for device in devices[: len(dealt)]]
-                assert_same([note(batch) for batch in batches], dealt, leg, num, at)
-                got += [batch for batch in dealt if batch[3]]
-                at = end
-            if some is None:
-                assert [next(device, None) for device in devices] == [None] * num
-            else:
-                resume = position_of(coordinator, batches, carrier, dice)
-    # Nothing doubled, and nothing lost but what a round was too short for.
-    assert [batch for batch in stream if batch in got] == got
-    lost = len(stream) - len(got)
-    most = 0 if last_round != "drop" else LEGS[-1] - 1 if rounds == "stream" else 15 * NUM_EPOCHS
-    assert lost <= most
 
 
 @pytest.mark.parametrize("rounds", ["stream", "epoch"])
@@ -146,24 +101,6 @@ def test_epochs_that_are_added_begin_with_a_round(
         ], i
 
 
-@pytest.mark.parametrize("num_devices", [3, 8])
-def test_with_rounds_of_an_epoch_all_devices_have_equally_many_batches(
-    num_devices: int, streams: dict[str, list[Record]]
-) -> None:
-    for last_round in ("drop", "pad"):
-        settings = {"devices": num_devices, "rounds": "epoch", "last_round": last_round}
-        with make(fetch_of("pure"), epochs=NUM_EPOCHS, **settings) as coordinator:
-            feed, counts = coordinator["train"], []
-            steps = [list[int]() for _ in range(num_devices)]
-            for _, dealt in naive_dealing(streams["pure"], 0, num_devices, "epoch", last_round):
-                for device, (epoch, *_) in enumerate(dealt):
-                    batch = next(feed.on(device))
-                    assert batch.epoch == epoch
-                    steps[device].append(epoch)
-            counts = [[each.count(epoch) for epoch in range(NUM_EPOCHS)] for each in steps]
-        assert counts == [counts[0]] * num_devices
-
-
 @pytest.mark.parametrize("last_round", ["uneven", "pad"])
 def test_epochs_of_fewer_batches_than_devices(last_round: str) -> None:
     """The last devices never get a batch of their own, and positions go on all the same."""
@@ -205,48 +142,6 @@ def test_epochs_that_would_be_dropped_whole_are_an_error() -> None:
         pytest.raises(feeder.FeedError, match=told),
     ):
         next(coordinator["train"].on(0))
-
-
-def rows_from(num: int, position: Any, **settings: Any) -> list[tuple[int, list[int]]]:
-    """The rows of all rounds from a position on: of each round its first step and its ids."""
-    with make(fetch_of("pure"), devices=num, resume=position, **settings) as coordinator:
-        devices = [coordinator["train"].on(i) for i in range(num)]
-        got = list[list[int]]()
-        while any(batches := [next(device, None) for device in devices]):
-            got.append([int(i) for batch in batches if batch for i in batch["id"]])
-    return got
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(
-    ("rounds", "last_batch"), [("epoch", "keep"), ("epoch", "pad"), ("stream", "carry")]
-)
-def test_a_global_batch_stays_with_any_number_of_devices(
-    rounds: str, last_batch: str, seed: int
-) -> None:
-    """Whichever device's position tells of a round: what is left of it has the size of then."""
-    dice = random.Random(seed)
-    settings = {
-        "batch_size": None, "global_batch_size": 24, "epochs": 2, "rounds": rounds,
-        "last_batch": last_batch,
-    }  # fmt: skip
-    whole = rows_from(1, None, **settings)
-    state, at = None, 0
-    for num, used in ((8, 5), (4, 9), (2, 31), (12, 7), (3, 20)):
-        tokens = list[bytes]()
-        with make(fetch_of("pure"), devices=num, resume=state, **settings) as coordinator:
-            devices = [coordinator["train"].on(i) for i in range(num)]
-            for _ in range(used):
-                rows, tokens = list[int](), []
-                for device in devices:
-                    if len(rows) < len(whole[at]):
-                        batch = next(device)
-                        rows += batch["id"].tolist()
-                        tokens.append(batch.cut.token())
-                assert rows == whole[at]
-                at += 1
-            state = dice.choice(tokens)
-    assert rows_from(1, state, **settings) == whole[at:]
 
 
 class Drawn:

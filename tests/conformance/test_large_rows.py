@@ -73,12 +73,6 @@ def count_rows(feed: Feed) -> int:
     return int(stats["buffered_rows"] + stats["kept_rows"])
 
 
-def count_held(feed: Feed) -> int:
-    """Rows in memory: those buffered, and those kept for a snapshot after they were copied."""
-    stats = feed.stats()
-    return int(stats["buffered_rows"] + stats["kept_rows"])
-
-
 def settings(**more: Any) -> dict[str, Any]:
     return {
         "input_blob_names": ["image", "id"], "num_worker_threads": WORKERS, "timeout": WAIT_S

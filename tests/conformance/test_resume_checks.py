@@ -277,3 +277,25 @@ def test_calls_apart_are_made_by_a_thread_of_the_calls() -> None:
     with make(fetch, resume=token, num_threads=1, order="arrival") as coordinator:
         assert next(coordinator["train"])["x"].tolist() == list(range(8, 16))
     assert len(fetch.threads) == 1
+
+
+def test_with_a_cursor_no_call_of_an_epoch_that_has_ended_is_made_again() -> None:
+    called: list[tuple[int, int]] = []
+
+    class Quick(InEpochs):
+        def __call__(self, call: feeder.Call) -> list[Any]:
+            called.append((call.epoch, call.index))
+            return super().__call__(call)
+
+        def cursor(self, call: feeder.Call) -> bytes:
+            return b"cursor"
+
+        def seek(self, call: feeder.Call, cursor: bytes) -> None:
+            assert (call.epoch, call.index, cursor) == (1, 0, b"cursor")
+
+    with make(Quick(8), epochs=2) as coordinator:
+        token = [next(coordinator["train"]) for _ in range(4)][2].cut.token()
+    called.clear()
+    with make(Quick(8), epochs=2, resume=token, num_threads=1) as coordinator:
+        assert [batch.epoch for batch in coordinator["train"]] == [1, 1, 1]
+    assert min(called) == (1, 0)

@@ -24,25 +24,6 @@ def place(cut: Cut) -> tuple[int, int, int, bool]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("last_batch", LAST_BATCH)
-def test_finished_feed_yields_nothing(form: str, pattern: str, last_batch: str) -> None:
-    settings: dict[str, Any] = {"epochs": 2, "last_batch": last_batch}
-    for devices in (1, 2):
-        with running(make_fetch(form, pattern), devices=devices, **settings) as (coordinator, feed):
-            batches = list(deal(feed))
-            taken: list[Any] = [coordinator.snapshot(), coordinator.state_dict()]
-        if batches:
-            assert place(batches[-1].cut) == (2, 0, len(batches), True)
-            taken.append(batches[-1].cut.token())
-        for position in taken:
-            with running(make_fetch(form, pattern), resume=position, **settings) as (again, feed):
-                assert list(feed) == []
-                finished = again.snapshot()
-            assert drain(make_fetch(form, pattern), resume=finished, **settings) == []
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("last_batch", ("keep", "drop", "pad"))
 def test_position_after_the_last_batch_is_the_next_epoch(
     form: str, pattern: str, last_batch: str

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from feeder import Call
-from feeds import assert_same, deal, drain, expected, note, running
+from feeds import assert_same, deal, drain, expected, running
 from fetches import make_rows, shaky
 from parts import some
 
@@ -113,44 +113,6 @@ def test_the_stream_is_the_same(way: str, rows: int, last_batch: str) -> None:
             fetch, rows_per_call=rows, num_threads=threads, batch_columns=[0, 1, 0], **settings
         )
         assert_same(got, stream, threads, devices, writable)
-
-
-@pytest.mark.parametrize("last_round", ("uneven", "drop", "pad"))
-@pytest.mark.parametrize("rounds", ("stream", "epoch"))
-def test_the_stream_is_the_same_in_rounds(last_round: str, rounds: str) -> None:
-    for way, threads, last_batch in some(
-        (last_round, rounds), tuple(WAYS), THREADS, ("keep", "drop", "pad")
-    ):
-        settings: dict[str, Any] = {
-            "epochs": 3, "last_batch": last_batch, "devices": 3, "last_round": last_round,
-            "rounds": rounds, "batch_columns": [0, 1, 0],
-        }  # fmt: skip
-        streams = by_device(Even(elsewhere, 4), **settings)
-        fetch = Even(WAYS[way], 4)
-        for got, stream in zip(
-            by_device(fetch, rows_per_call=4, num_threads=threads, **settings), streams, strict=True
-        ):
-            assert_same(got, stream, way, threads, last_batch)
-
-
-def by_device(fetch: Any, **settings: Any) -> list[list[Any]]:
-    with running(fetch, **settings) as (_, feed):
-        return [[note(batch) for batch in feed.on(name)] for name in feed.devices]
-
-
-@pytest.mark.parametrize(
-    "buffers",
-    ({"max_buffered_batches": 1}, {"max_buffered_batches": 3}, {"max_buffered_bytes": 1}),
-    ids=("1 batch", "3 batches", "1 byte"),
-)
-@pytest.mark.parametrize("way", WAYS)
-def test_buffers_change_nothing(way: str, buffers: dict[str, int]) -> None:
-    for rows, threads, devices in some((way, *buffers), (2, 8), THREADS, DEVICES):
-        settings: dict[str, Any] = {"epochs": 2, "devices": devices, "batch_columns": [0, 1, 0]}
-        got = drain(
-            Even(WAYS[way], rows), rows_per_call=rows, num_threads=threads, **settings, **buffers
-        )
-        assert_same(got, drain(Even(elsewhere, rows), **settings), rows, threads, devices)
 
 
 def test_the_stream_is_the_naive_one() -> None:
@@ -259,32 +221,3 @@ def test_resumed_where_a_batch_does_not_begin_with_a_call() -> None:
 
 def ids_of(stream: Any) -> list[int]:
     return [row for one in stream for row in np.frombuffer(one[4][0][2], np.int64).tolist()]
-
-
-@pytest.mark.parametrize("num", (1, 2, 3))
-def test_any_number_of_queues_one_after_another(num: int) -> None:
-    settings: dict[str, Any] = {"epochs": 2, "batch_columns": [0, 1, 0], "batch_size": None}
-    whole = drain(Even(elsewhere, 2), global_batch_size=12, **settings)
-    rows = ids_of(whole)
-    with running(
-        Even(into_out, 2), devices=num, global_batch_size=12, rows_per_call=2, **settings
-    ) as (coordinator, feed):
-        assert len(list(zip(range(num), deal(feed), strict=False))) == num
-        state = coordinator.state_dict()
-    for other in (1, 2, 3):
-        rest = drain(
-            Even(into_out, 2), devices=other, global_batch_size=12, rows_per_call=2, resume=state,
-            **settings,
-        )  # fmt: skip
-        assert ids_of(rest) == rows[12:], other
-
-
-@pytest.mark.parametrize("devices", (1, 2))
-@pytest.mark.parametrize("rounds", ("stream", "epoch"))
-def test_rounds_are_left_out_as_without(devices: int, rounds: str) -> None:
-    settings: dict[str, Any] = {
-        "epochs": 2, "devices": devices, "rounds": rounds, "last_round": "drop", "skip": 2,
-        "batch_columns": [0, 1, 0],
-    }  # fmt: skip
-    streams = by_device(Even(elsewhere, 4), **settings)
-    assert by_device(Even(into_out, 4), rows_per_call=4, **settings) == streams

@@ -99,7 +99,7 @@ DEALT = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(dealt=DEALT, legs=st.lists(LEG, min_size=1, max_size=5))
 @example(  # Rounds are skipped from an epoch's end, whose last chunk is shorter than the others.
     dealt=Dealt([[3], [5]], 2, True, "stream", "drop", "keep"),

@@ -277,8 +277,9 @@ def test_the_clock_of_a_wait_that_was_interrupted_stands(monkeypatch: pytest.Mon
 
 # A finaliser that is interrupted says so to nobody else.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("stream", "num"), [("in process", 150), ("shared", 25), ("tcp", 25)])
+@pytest.mark.parametrize(("stream", "num"), [("shared", 25), ("tcp", 25)])
 def test_interrupts_at_any_moment_lose_nothing(stream: str, num: int) -> None:
+    """In process they are drawn (`tests/property`)."""
     is_on, lengths, chance = False, [0.01], random.Random(7)
 
     def interrupt(number: int, frame: object) -> None:
@@ -313,43 +314,6 @@ def test_interrupts_at_any_moment_lose_nothing(stream: str, num: int) -> None:
             assert ids == list(range(NUM_BATCHES))
             if state is not None:
                 check_position(state, num_used)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_several_interrupts_of_one_feed_hang_nothing() -> None:
-    is_on, chance = False, random.Random(3)
-
-    def interrupt(number: int, frame: object) -> None:
-        nonlocal is_on
-        if is_on:
-            is_on = False
-            raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for _ in range(250):
-            with reading("in process") as (batches, _):
-                ids: list[int] = []
-                for _ in range(6):
-                    if len(ids) == NUM_BATCHES:
-                        break
-                    batch = None
-                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-5, 3e-3))
-                    try:
-                        is_on = True
-                        for batch in batches:
-                            ids.append(int(batch["id"][0]))
-                    except Interrupt:
-                        if batch is not None and batch.step == len(ids):
-                            ids.append(batch.step)
-                    finally:
-                        is_on = False
-                        signal.setitimer(signal.ITIMER_REAL, 0)
-                if len(ids) < NUM_BATCHES:  # else the end may have been told, and lost
-                    read(batches, ids)
-            assert ids == list(range(NUM_BATCHES))
     finally:
         signal.signal(signal.SIGALRM, before)
 

@@ -18,7 +18,6 @@ from feeder.workers.fetch.scheduler import (
     BufferBudget,
     CallsReport,
     Held,
-    ListLimits,
     Partition,
     Scheduler,
     Turn,
@@ -132,27 +131,6 @@ def make_busy(channel: Channel) -> None:
     assert len(channel.collect(partitions[0].number)) == 2
 
 
-def test_beside_a_busy_merge_one_computes(channel: Channel) -> None:
-    make_busy(channel)
-    first = acquire(channel)
-    second = Fetcher(channel)
-    wait_until(lambda: is_one_idle(channel))
-    assert not second.has_one.wait(0.05)
-    release(channel, first)
-    third = acquire(channel)
-    assert third is not first
-    # A merge that has to wait lets all of them go on.
-    collected: list[Any] = []
-    merge = threading.Thread(target=lambda: collected.extend(channel.collect(third.number)))
-    merge.start()
-    assert second.has_one.wait(WAIT_S)
-    release(channel, third)
-    merge.join(WAIT_S)
-    assert [chunk_list.partition for chunk_list in collected] == [first.number, third.number]
-    channel.close()
-    second.join(WAIT_S)
-
-
 def test_a_fetcher_is_woken_for_each_that_finds_a_partition(channel: Channel) -> None:
     """Two wake-ups in a row are for two threads, even before the first has gone on."""
     make_busy(channel)
@@ -185,37 +163,6 @@ def test_a_wait_that_is_over_before_it_begins_comes_to_an_end() -> None:
     waiting.start()
     waiting.join(WAIT_S)
     assert not waiting.is_alive()
-
-
-class SlowWakes:
-    """Lets a fetcher go on that was woken once it is told to; and how often one was woken."""
-
-    def __init__(self) -> None:
-        self.num, self.goes_on = 0, threading.Event()
-
-    def wake(self) -> None:
-        self.num += 1
-
-    def wait(self, seconds: float) -> None:
-        assert self.goes_on.wait(WAIT_S)
-
-
-def test_none_is_woken_for_what_one_that_is_coming_will_find(
-    channel: Channel,
-) -> None:
-    for partition in channel._scheduler.partitions:
-        channel._scheduler.hold([partition], 0, partition.limits, 0.0)
-    wakes: Any = SlowWakes()
-    channel._wakes = wakes
-    fetcher = Fetcher(channel)
-    wait_until(lambda: is_one_idle(channel))
-    for partition in channel._scheduler.partitions:
-        channel._scheduler.let_go(partition)
-    channel.count(0, 1)
-    channel.count(0, 1)
-    assert wakes.num == 1
-    wakes.goes_on.set()
-    assert fetcher.has_one.wait(WAIT_S)
 
 
 def test_all_fetchers_are_woken_at_the_close(channel: Channel) -> None:
@@ -302,64 +249,6 @@ def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
 
 
 @pytest.mark.parametrize("tuning", [PATIENT])
-def test_a_turn_of_quick_calls_has_all_room_that_there_was_for_it(aloof: Channel) -> None:
-    """Partitions that find no room were acquired in vain."""
-    batcher = Aside(lambda: aloof.collect(0))
-    turn = acquire_some(aloof)
-    assert len(turn.todo) == NUM_PARTITIONS
-    assert turn.max_rows == aloof._budget.max_rows
-    aloof.close()
-    with pytest.raises(feeder.ClosedError):
-        batcher.result()
-
-
-@pytest.mark.parametrize("tuning", [PATIENT])
-def test_a_turn_of_quick_calls_counts_with_all_that_may_come_of_it(aloof: Channel) -> None:
-    """Counted as one chunk list, it and the calls beside it would come above the bound."""
-    budget, batcher = aloof._budget, Aside(lambda: aloof.collect(0))
-    turn, bound = acquire_some(aloof), budget.max_bytes
-    assert (budget.room_bytes(0), budget.room_bytes(1)) == (bound, bound - turn.max_bytes)
-    call_all(turn)
-    assert aloof.release(turn)
-    assert budget.room_bytes(1) == bound - (NUM_PARTITIONS + 1) * QUICK.num_bytes
-    aloof.close()
-    with pytest.raises(feeder.ClosedError):
-        batcher.result()
-
-
-@pytest.mark.parametrize("tuning", [PATIENT])
-def test_a_batcher_that_was_woken_to_look_counts_as_looking_at_once(aloof: Channel) -> None:
-    """Until it has the interpreter quick calls would be made one by one."""
-    batcher = Aside(lambda: aloof.collect(0))
-    merge_inline(aloof)
-    with aloof._lock:
-        aloof._policy.look_in(20 * WAIT_S)
-        wait, aloof._arrived.notify = aloof._arrived.notify, lambda n=1: None  # type: ignore[method-assign]
-    assert aloof.collect_inline(0)
-    assert aloof.collect_inline(0) is None
-    assert len(acquire_some(aloof).todo) == NUM_PARTITIONS
-    aloof._arrived.notify = wait  # type: ignore[method-assign]
-    aloof.close()
-    with pytest.raises(feeder.ClosedError):
-        batcher.result()
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_how_long_quick_calls_wait_counts_while_a_user_waits(channel: Channel, waits: bool) -> None:
-    user: Any = SimpleNamespace(waited_since=time.monotonic() - 1.0 if waits else None)
-    channel._users = (SimpleNamespace(waited_since=None), user)  # type: ignore[arg-type]
-    long = CallsReport(1, 1, 8, 0.004, 0.004)
-    for report in (QUICK, long, long):
-        partition = channel._scheduler.partitions[0]
-        channel._scheduler.hold([partition], 1, ListLimits(1, 1, 1, 0.0), 0.0)
-        channel._budget.begin_turn()
-        partition.chunks.append((np.zeros(1),))
-        give(channel, partition, report)
-    kind = CallKind.WAITS if waits else CallKind.QUICK
-    assert channel._policy.kind_of(partition) is kind
-
-
-@pytest.mark.parametrize("tuning", [PATIENT])
 def test_what_ends_an_inline_merge_is_raised_in_the_batcher(aloof: Channel) -> None:
     batcher = Aside(lambda: aloof.collect(0))
     merge_inline(aloof)
@@ -407,13 +296,6 @@ def test_a_batcher_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
     aloof.close()
     with pytest.raises(feeder.ClosedError):
         batcher.result()
-
-
-@pytest.mark.parametrize("tuning", [PATIENT.replace(ahead_bytes=2)])
-def test_much_that_has_come_wakes_a_batcher_that_would_look_by_itself(aloof: Channel) -> None:
-    batcher = Aside(lambda: aloof.collect(0))
-    release(aloof, acquire(aloof))
-    assert [chunk_list.partition for chunk_list in batcher.result()] == [0]
 
 
 @pytest.mark.parametrize("tuning", [PATIENT.replace(look_s=0.0)])

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import feeder
-from feeder.devices.host import HostQueue
 from feeder.workers import pipeline
-from feeder.workers.fetch import fetcher
-from feeder.workers.stream.batcher import Batcher
 from small import WAIT_S, Counted, chunk, ids, make
 
 pytestmark = pytest.mark.served
@@ -40,28 +34,6 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
         quick_wait_s=request.param,
     )
     return bool(request.param)
-
-
-@pytest.fixture
-def all_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call is too long for its fetcher to merge inline, or seems to wait for anything."""
-    clock = SimpleNamespace(monotonic=time.monotonic, thread_time=time.monotonic)
-    monkeypatch.setattr(fetcher, "time", clock)
-    tune(monkeypatch, passed_call_s=ALWAYS)
-
-
-@pytest.fixture
-def putters(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each thread, by the first word of what it is, put batches on a device queue."""
-    found: Counter[str] = Counter()
-    put = HostQueue.put
-
-    def counted(self: HostQueue, batches: list[feeder.Batch]) -> None:
-        found[threading.current_thread().name.split()[2]] += 1
-        put(self, batches)
-
-    monkeypatch.setattr(HostQueue, "put", counted)
-    return found
 
 
 class Endless:
@@ -87,92 +59,6 @@ def held() -> Iterator[Endless]:
     fetch = Endless(w1=10)
     yield fetch
     fetch.released.set()
-
-
-def test_who_fetches_puts_where_calls_are_quick(quick: bool, putters: Counter[str]) -> None:
-    with make(Endless(), num_worker_threads=2, max_buffered_batches=8) as coordinator:
-        batches = [next(coordinator["train"]) for _ in range(400)]
-    assert ids(batches) == [100_000 * (i % 2) + i // 2 for i in range(1600)]
-    assert putters["fetcher" if quick else "enqueuer"] > putters["enqueuer" if quick else "fetcher"]
-
-
-@pytest.mark.parametrize("shape", ((4, 10_000), (1, 600_000)), ids=["whole", "parts"])
-def test_large_chunks_are_copied_beside_their_fetcher(
-    quick: bool, shape: tuple[int, int], all_compute: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        return large
-
-    def noted(batcher: Batcher) -> None:
-        merges.append(threading.current_thread().name)
-        merge_inline(batcher)
-
-    large = (np.zeros(shape),)
-    merges: list[str] = []
-    merge_inline = Batcher.merge_inline
-    monkeypatch.setattr(Batcher, "merge_inline", noted)
-    with make(fetch, num_worker_threads=2, max_buffered_batches=4) as coordinator:
-        for _ in range(40):
-            next(coordinator["train"])
-    assert not merges
-
-
-@pytest.mark.parametrize("inline", (True, False))
-def test_who_fetches_makes_batches_that_are_passed_on(
-    inline: bool, putters: Counter[str], all_compute: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        return (np.full((batch_size, 10_000), worker_id, float),)
-
-    tune(monkeypatch, quick_call_s=NEVER, passed_call_s=ALWAYS if inline else NEVER)
-    with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
-        feed = coordinator["train"]
-        assert [int(next(feed).arrays()[0][0, 0]) for _ in range(200)] == [0, 1] * 100
-    more, fewer = ("fetcher", "enqueuer") if inline else ("enqueuer", "fetcher")
-    assert putters[more] > putters[fewer]
-
-
-# What comes as fast as memory can be filled waits for a core or the interpreter, if for anything.
-@pytest.mark.parametrize("is_fast", [False, True])
-def test_who_waits_for_something_else_goes_on_waiting(
-    is_fast: bool, putters: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        disk.wait(0.002)
-        return (np.full((batch_size, 10_000), worker_id, float),)
-
-    disk = threading.Event()
-    tune(monkeypatch, passed_call_s=ALWAYS)
-    tune(monkeypatch, memory_bytes_per_s=0.0 if is_fast else math.inf)
-    with make(fetch, num_worker_threads=4, max_buffered_batches=8) as coordinator:
-        for _ in range(100):
-            next(coordinator["train"])
-    assert (set(putters) == {"enqueuer"}) is not is_fast
-
-
-def test_chunks_that_are_no_longer_passed_on_are_copied_beside_their_fetcher(
-    putters: Counter[str], all_compute: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        rows = np.zeros((batch_size, 10_000))
-        if is_kept:
-            kept.append(rows)
-        return (rows,)
-
-    kept: list[Any] = []
-    is_kept = False
-    tune(monkeypatch, quick_call_s=NEVER)
-    with make(fetch, num_worker_threads=1, max_buffered_batches=4) as coordinator:
-        feed = coordinator["train"]
-        for _ in range(20):
-            next(feed)
-        is_kept = True
-        for _ in range(20):
-            next(feed)
-        putters.clear()
-        for _ in range(20):
-            next(feed)
-    assert set(putters) == {"enqueuer"}
 
 
 def test_the_stream_ends_where_a_fetcher_comes_to_its_end(quick: bool) -> None:
@@ -226,21 +112,6 @@ def test_in_order_of_arrival_others_go_on_beside_a_call_that_does_not_return(
         held.released.set()
     assert workers[1] <= 10
     assert workers[0] >= 790
-
-
-def test_calls_that_become_slow_are_made_side_by_side_again(quick: bool) -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        calls[worker_id] += 1
-        if calls[worker_id] > 100:
-            together.wait(WAIT_S)
-        return (np.array([worker_id]),)
-
-    calls: dict[int, int] = defaultdict(int)
-    together = threading.Barrier(2)
-    with make(fetch, num_worker_threads=2, max_buffered_batches=8) as coordinator:
-        feed = coordinator["train"]
-        assert ids(next(feed) for _ in range(100)) == [0, 1] * 200
-        together.abort()
 
 
 def test_stopping_ends_a_fetcher_that_merges_inline(quick: bool) -> None:

@@ -109,44 +109,6 @@ class Stage:
 # ---- how many compute
 
 
-def test_before_the_merge_has_anything_all_may_compute() -> None:
-    stage = Stage()
-    held = [stage.pick() for _ in range(NUM_PARTITIONS)]
-    assert {partition.number for partition in held if partition} == set(range(NUM_PARTITIONS))
-    assert stage.pick() is None
-
-
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_beside_a_busy_merge_some_compute(most: int) -> None:
-    stage = Stage(TUNING.replace(max_computing=most))
-    stage.make_all(COMPUTES, CallKind.COMPUTES)
-    assert [stage.pick() is not None for _ in range(NUM_PARTITIONS)].count(True) == most
-    # A merge that has to wait lets all of them go on.
-    assert not stage.collect(0)
-    assert [stage.pick() is not None for _ in range(NUM_PARTITIONS)].count(True) == 4 - most
-
-
-def test_beside_a_busy_merge_any_number_wait() -> None:
-    stage = Stage()
-    stage.make_all(WAITS, CallKind.WAITS)
-    assert all(stage.pick() for _ in range(NUM_PARTITIONS))
-
-
-def test_a_partition_with_something_to_collect_is_called_below_8_mib_or_for_a_waiting_merge() -> (
-    None
-):
-    stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
-    stage.make_all(COMPUTES, CallKind.COMPUTES)
-    for _ in range(NUM_PARTITIONS):
-        stage.call(COMPUTES)
-    stage.budget.ahead_bytes = TUNING.ahead_bytes - 1
-    assert stage.policy.pick()
-    stage.budget.ahead_bytes = TUNING.ahead_bytes
-    assert not stage.policy.pick()
-    stage.scheduler.want(stage.scheduler.partitions_of(0), stage.now)
-    assert stage.policy.pick()
-
-
 def test_what_the_merge_waits_for_goes_before_whose_turn_it_is_and_the_turns_go_on_from_there() -> (
     None
 ):
@@ -156,15 +118,6 @@ def test_what_the_merge_waits_for_goes_before_whose_turn_it_is_and_the_turns_go_
     assert stage.pick() is stage.partitions[2]
     assert stage.pick() is stage.partitions[3]
     assert stage.pick() is stage.partitions[0]
-
-
-def test_of_the_next_few_the_one_is_called_that_has_been_called_least() -> None:
-    stage = Stage(TUNING.replace(turns_compared=3))
-    first, second, third, fourth = stage.partitions
-    first.made, second.made, third.made, fourth.made = 5, 4, 3, 2
-    assert stage.pick() is third
-    assert stage.pick() is fourth
-    assert stage.pick() is second
 
 
 @pytest.mark.parametrize(("rows", "ahead"), [(1, 251), (50, 6), (500, 2)])
@@ -197,33 +150,7 @@ def test_at_the_bound_the_call_whose_turn_it_is_starts_alone_and_while_a_device_
     assert stage.pick() is None
 
 
-def test_where_bytes_are_short_one_of_several_that_are_wanted_is_enough() -> None:
-    stage = Stage()
-    stage.budget.max_bytes, stage.budget.list_bytes = 100, 100
-    stage.policy.merge_collects(stage.partitions)
-    stage.policy.merge_waits(stage.partitions, stage.now)
-    assert stage.pick() is not None
-    assert stage.pick() is None
-
-
 # ---- quick calls
-
-
-def test_quick_calls_are_made_by_one_thread_in_one_turn_after_which_it_merges() -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    assert not stage.pick_some()  # The merge is busy.
-    assert not stage.collect(2)
-    partitions = stage.pick_some()
-    assert [partition.number for partition in partitions] == [2, 3, 0, 1]
-    assert not stage.pick_some()
-    assert stage.give_some_back(partitions, QUICK) is Merger.FETCHER
-    stage.policy.inline_begins()
-    assert not stage.pick_some()
-    stage.policy.inline_ends()
-    stage.scheduler.take_all()
-    stage.policy.merge_waits(stage.scheduler.partitions_of(0), stage.now)
-    assert stage.pick_some()
 
 
 def test_a_turn_has_no_more_quick_partitions_than_there_is_room_for_batches() -> None:
@@ -257,87 +184,10 @@ def test_a_quick_call_that_does_not_return_holds_nobody_up() -> None:
     assert [stage.pick(), stage.pick()] == list(stage.partitions[1:3])
 
 
-@pytest.mark.parametrize(
-    ("hungry_s", "others", "kind"),
-    [
-        (1.0, None, CallKind.WAITS),
-        # While nobody waits for a batch, the user's thread may have the interpreter.
-        (0.0, None, CallKind.QUICK),
-        # So may calls that compute, and those that wait for something else do not have it.
-        (1.0, CallKind.COMPUTES, CallKind.QUICK),
-        (1.0, CallKind.WAITS, CallKind.WAITS),
-    ],
-)
-def test_quick_calls_may_wait_for_the_interpreter(
-    hungry_s: float, others: CallKind | None, kind: CallKind
-) -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    first, second = stage.partitions[:2]
-    if others is not None:
-        stage.policy._set_kind(second, others)
-        stage.hold(second)
-        stage.budget.begin_turn()
-    long = QUICK._replace(took=0.0042, waited=0.004)
-    for _ in range(2):
-        counted_s = stage.policy.counted_wait(hungry_s)
-        stage.policy.note_calls(first, long, stage.now, counted_s)
-    assert stage.policy.kind_of(first) is kind
-
-
-def test_chunks_whose_copy_is_long_are_merged_by_the_batcher_thread() -> None:
-    stage = Stage()
-    num_bytes = 10 * TUNING.drop_gil_bytes
-    large = CallsReport(10, 10, num_bytes, 2 * num_bytes / TUNING.memory_bytes_per_s, 0.0)
-    stage.make_all(large, CallKind.COMPUTES)
-    small = large._replace(num_bytes=num_bytes - 1)
-    stage.give_back(stage.pick() or stage.partitions[0], small)
-    assert stage.policy.kind_of(stage.partitions[0]) is CallKind.QUICK
-
-
 # ---- arrays that are passed on
 
 
-@pytest.mark.parametrize(
-    ("report", "kind"),
-    [
-        (COMPUTES, CallKind.PASSED),
-        (COMPUTES._replace(took=2 * TUNING.passed_call_s), CallKind.COMPUTES),
-        (WAITS, CallKind.WAITS),
-        # As fast as memory can be filled: it waits for a core or the interpreter.
-        (WAITS._replace(num_bytes=10**9), CallKind.PASSED),
-        (COMPUTES._replace(calls=2, took=1.5 * TUNING.passed_call_s), CallKind.PASSED),
-    ],
-)
-def test_calls_that_compute_and_are_passed_on_are_merged_inline(
-    report: CallsReport, kind: CallKind
-) -> None:
-    stage = Stage()
-    stage.policy.batches_made(copied=0, passed=4)
-    stage.make_all(report, kind)
-    assert not stage.collect(0)
-    stage.now += 2 * TUNING.grace_s
-    merger = Merger.FETCHER if kind is CallKind.PASSED else Merger.BATCHER
-    assert stage.call(report) is merger
-    # Nothing passed on any more: the batcher thread copies beside the fetcher.
-    stage.policy.batches_made(copied=1, passed=3)
-    stage.collect(0)
-    assert not stage.collect(0)
-    stage.now += 2 * TUNING.grace_s
-    assert stage.call(report) is Merger.BATCHER
-
-
 # ---- when the merge is woken
-
-
-def test_within_the_grace_the_batcher_thread_looks_by_itself() -> None:
-    stage = Stage()
-    assert not stage.collect(0)
-    first, second = stage.pick(), stage.pick()
-    assert first is not None and second is not None
-    assert stage.give_back(first) is Merger.NOBODY
-    stage.budget.ahead_bytes = TUNING.ahead_bytes // 2  # Unless much has come.
-    assert stage.give_back(second) is Merger.BATCHER
 
 
 @pytest.mark.parametrize("why", ["grace", "looks late", "bound"])
@@ -358,37 +208,7 @@ def test_after_the_grace_it_is_woken_once(why: str) -> None:
     assert stage.give_back(second) is Merger.NOBODY
 
 
-def test_what_nobody_waits_for_wakes_nobody() -> None:
-    stage = Stage()
-    assert stage.call(COMPUTES) is Merger.NOBODY
-    stage.collect(3)
-    first = stage.pick()
-    assert first is stage.partitions[3]
-    stage.now += 1
-    assert stage.call(COMPUTES) is Merger.NOBODY
-
-
 # ---- what the batcher thread looks at
-
-
-def test_beside_inline_merges_it_looks_at_calls_that_have_become_slow() -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    stage.collect(0)
-    first, second, third, _ = stage.partitions
-    for partition in (first, second, third):
-        stage.hold(partition)
-    for partition in (second, third):
-        stage.policy._set_kind(partition, CallKind.COMPUTES)
-    stage.policy.inline_begins()
-    later = stage.now + 1.1 * TUNING.look_s
-    third.begin_calls(later)
-    # What has begun since the last look is not slow.
-    assert stage.policy.batcher_looks(later) == ([second], False)
-    assert stage.policy.looks_in == TUNING.look_s and not stage.policy.looks_late()
-    # It looks rarely once nothing is merged.
-    assert stage.policy.batcher_looks(later) == ((), False)
-    assert stage.policy.looks_in == TUNING.slow_look_s and stage.policy.looks_late()
 
 
 # ---- how large a chunk list is
@@ -434,26 +254,7 @@ def test_the_first_chunk_list_is_a_batch_and_that_above_the_bound_a_row() -> Non
     assert stage.policy.limits_of(stage.partitions[1]).rows == 1
 
 
-def test_of_large_batches_a_chunk_list_is_a_part() -> None:
-    stage = Stage()
-    stage.budget.learn(2**20)
-    assert stage.policy.limits_of(stage.partitions[0]).rows > BATCH
-    stage.budget.learn(2**20 + 1)
-    assert stage.policy.limits_of(stage.partitions[0]).rows == BATCH - 1
-
-
 MARKS = CallsReport(1, BATCH, 20_000_000, 0.000_008, 0.0)
-FILLS = CallsReport(1, BATCH, 20_000_000, 0.000_8, 0.0)
-
-
-@pytest.mark.parametrize("copied", [0, 1])
-def test_calls_whose_large_rows_are_not_copied_may_be_quick(copied: int) -> None:
-    """Nobody reads their rows any more; a function that fills them takes too long for it."""
-    stage = Stage()
-    stage.policy.batches_made(copied=copied, passed=1)
-    for report, quick in ((MARKS, not copied), (FILLS, False), (QUICK, True)):
-        stage.policy.note_calls(stage.partitions[0], report, stage.now)
-        assert (stage.policy.kind_of(stage.partitions[0]) is CallKind.QUICK) is quick
 
 
 def test_slots_are_taken_for_what_fetchers_fill_at_a_time_and_fit_into_the_bound() -> None:
@@ -471,3 +272,59 @@ def test_slots_are_taken_for_what_fetchers_fill_at_a_time_and_fit_into_the_bound
     stage.policy.batches_made(copied=0, passed=1)
     stage.policy.note_calls(stage.partitions[0], MARKS, stage.now)
     assert ahead(1) == 1 + 4 + TUNING.list_batches
+
+
+def test_before_the_merge_has_anything_all_may_compute() -> None:
+    stage = Stage()
+    held = [stage.pick() for _ in range(NUM_PARTITIONS)]
+    assert {partition.number for partition in held if partition} == set(range(NUM_PARTITIONS))
+    assert stage.pick() is None
+
+
+def test_beside_a_busy_merge_any_number_wait() -> None:
+    stage = Stage()
+    stage.make_all(WAITS, CallKind.WAITS)
+    assert all(stage.pick() for _ in range(NUM_PARTITIONS))
+
+
+def test_a_partition_with_something_to_collect_is_called_below_8_mib_or_for_a_waiting_merge() -> (
+    None
+):
+    stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
+    stage.make_all(COMPUTES, CallKind.COMPUTES)
+    for _ in range(NUM_PARTITIONS):
+        stage.call(COMPUTES)
+    stage.budget.ahead_bytes = TUNING.ahead_bytes - 1
+    assert stage.policy.pick()
+    stage.budget.ahead_bytes = TUNING.ahead_bytes
+    assert not stage.policy.pick()
+    stage.scheduler.want(stage.scheduler.partitions_of(0), stage.now)
+    assert stage.policy.pick()
+
+
+@pytest.mark.parametrize(
+    ("hungry_s", "others", "kind"),
+    [
+        (1.0, None, CallKind.WAITS),
+        # While nobody waits for a batch, the user's thread may have the interpreter.
+        (0.0, None, CallKind.QUICK),
+        # So may calls that compute, and those that wait for something else do not have it.
+        (1.0, CallKind.COMPUTES, CallKind.QUICK),
+        (1.0, CallKind.WAITS, CallKind.WAITS),
+    ],
+)
+def test_quick_calls_may_wait_for_the_interpreter(
+    hungry_s: float, others: CallKind | None, kind: CallKind
+) -> None:
+    stage = Stage()
+    stage.make_all(QUICK, CallKind.QUICK)
+    first, second = stage.partitions[:2]
+    if others is not None:
+        stage.policy._set_kind(second, others)
+        stage.hold(second)
+        stage.budget.begin_turn()
+    long = QUICK._replace(took=0.0042, waited=0.004)
+    for _ in range(2):
+        counted_s = stage.policy.counted_wait(hungry_s)
+        stage.policy.note_calls(first, long, stage.now, counted_s)
+    assert stage.policy.kind_of(first) is kind

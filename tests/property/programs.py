@@ -1,0 +1,646 @@
+"""Whole programs, drawn: a stream, and the runs that it is taken in one after another. Each batch,
+each position and each error is what the naive stream says, whatever the runs are run with.
+
+Nothing but the public API is used, so that any engine can be held against it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import feeder
+import feeds
+from feeds import CARRIERS, Record, assert_same, note, note_columns
+from fetches import Pure, Replay, Seek, Sizes, no_pause, shaky
+from naive import START, At, NaiveBatch, NaiveStream, naive_chunks, naive_dealing
+from standin.gpu import Machine, assert_sound, installed
+
+NUM_WORKERS = 3
+TO_THE_END = 10_000
+PAUSE_S = 0.0003
+GPU_SLOTS = 2
+"""Few, so that each is written again and again."""
+
+
+class Boom(Exception):
+    """What a fetch function fails with."""
+
+
+class Interrupt(KeyboardInterrupt):
+    """What a signal's handler raises."""
+
+
+# ---- fetch functions
+
+
+class Column(NamedTuple):
+    """A column beside the ids."""
+
+    dtype: str
+    tail: tuple[int, ...]
+    """The shape of a row."""
+    axis: int
+    """Along which axis of a chunk rows lie."""
+
+    def of(self, ids: np.ndarray) -> np.ndarray:
+        """Values that follow from the ids; rows first."""
+        numbers = ids[:, None] * 40503 + np.arange(math.prod(self.tail)) * 77
+        numbers = numbers % (2 if self.dtype == "?" else 249) + (self.dtype != "?")
+        return numbers.astype(self.dtype).reshape(-1, *self.tail)
+
+
+class Draws(Pure):
+    """`fetch(call)`. What comes after the end of an epoch is nobody's."""
+
+    beyond = "end"
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index > max(self.plan(call.epoch)) and self.beyond != "end":
+            if self.beyond == "error":
+                raise IndexError(call.index)
+            return self.make(call, 7)
+        return super().__call__(call)
+
+
+class InOrder(Draws):
+    """The same, and quick where calls come in order: a cursor names the call that comes next."""
+
+    sought = (0, 0)
+
+    def __call__(self, call: feeder.Call) -> Any:
+        assert (call.epoch, call.index) >= self.sought, "a call of before the cursor"
+        return super().__call__(call)
+
+    def cursor(self, call: feeder.Call) -> bytes:
+        return f"{call.epoch} {call.index + 1}".encode()
+
+    def seek(self, call: feeder.Call, cursor: bytes) -> None:
+        epoch, index = map(int, cursor.split())
+        is_next_epoch = (call.epoch, call.index) == (epoch + 1, 0)
+        assert is_next_epoch or (call.epoch, call.index) == (epoch, index)
+        self.sought = call.epoch, call.index
+
+
+class Even:
+    """`fetch(call)`: `per_call` rows in each call but an epoch's last; where there is a place for
+    them in a batch, they are written there, or elsewhere, by turns."""
+
+    def __init__(
+        self, totals: Sequence[int], make: Any, per_call: int = 0, ways: str = "-"
+    ) -> None:
+        self.totals, self.make, self.per_call, self.ways = totals, make, per_call, ways
+
+    def __call__(self, call: feeder.Call) -> Any:
+        num = self.per_call or call.batch_size
+        rows = min(num, self.totals[call.epoch] - call.index * num)
+        if rows <= 0:
+            for array in (call.out or {}).values():
+                array[...] = np.zeros((), array.dtype)  # it may be the place of others by then
+            raise StopIteration
+        columns = self.make(call, rows)
+        way = self.ways[call.index % len(self.ways)]
+        if way == "o" and call.out is not None and rows == num:
+            for name, array in columns.items():
+                call.out[name][...] = array
+            return call.out
+        if way == "e":
+            for name, array in columns.items():
+                columns[name] = call.empty(array.shape, array.dtype)
+                columns[name][...] = array
+        return columns
+
+
+class Source(Even):
+    """As many rows as it is asked for; it tells how many there are, so that what is skipped need
+    not be made."""
+
+    gives_all_rows = True
+
+    def rows(self, epoch: int, batch_size: int) -> int:
+        return self.totals[epoch]
+
+
+class Items:
+    """An iterator that says where it stands."""
+
+    def __init__(self, sizes: Sizes, make: Callable[[int, int], Any]) -> None:
+        self.sizes, self.make, self.at = sizes, make, 0
+
+    def __iter__(self) -> Items:
+        return self
+
+    def __next__(self) -> Any:
+        if self.at == len(self.sizes):
+            raise StopIteration
+        self.at += 1
+        return self.make(self.at - 1, self.sizes[self.at - 1])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+ORDERS = ("ticket", "arrival")
+PURE = {"pure": Draws, "in order": InOrder, "even": Even, "source": Source}
+RINGS = ("replay", "seek", "iterable")
+
+
+class Stream(NamedTuple):
+    """What defines the batches."""
+
+    form: str
+    epochs: list[list[Sizes]]
+    """Of each epoch of each worker the rows of each call; None for a call that gives None."""
+    columns: tuple[Column, ...]
+    size: int
+    """Rows of a batch, or with `is_global` of those of all devices together."""
+    is_global: bool
+    per_call: int
+    """Rows of each call of the form that gives as many in each."""
+    workers: int
+    seed: int
+    last_batch: str
+    last_round: str
+    rounds: str
+    dont_rebatch: bool
+    repeatable: bool
+    beyond: str
+    order: str = "ticket"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        draws = ("draw",) if self.form in PURE else ()
+        return ("id", *(f"c{i}" for i in range(len(self.columns))), *draws)
+
+    @property
+    def axes(self) -> list[int]:
+        return [0, *(column.axis for column in self.columns), 0][: len(self.names)]
+
+    def batch_size(self, devices: int) -> int:
+        return self.size // devices if self.is_global else self.size
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of its feed."""
+        return {
+            "input_blob_names": self.names, "batch_columns": self.axes, "seed": self.seed,
+            "batch_size": None if self.is_global else self.size,
+            "global_batch_size": self.size if self.is_global else None,
+            "num_worker_threads": self.workers, "epochs": len(self.epochs), "order": self.order,
+            "last_batch": self.last_batch, "last_round": self.last_round, "rounds": self.rounds,
+            "dont_rebatch": self.dont_rebatch, "repeatable": self.repeatable,
+        }  # fmt: skip
+
+    def naive(self) -> NaiveStream:
+        fetch = self.fetch(is_naive=True)
+        return naive_chunks(
+            fetch, self.names, pure=self.form in PURE, batch_size=self.size,
+            num_workers=self.workers, epochs=len(self.epochs), seed=self.seed,
+        )  # fmt: skip
+
+    def fetch(
+        self, *, is_naive: bool = False, pause: Any = no_pause, ways: str = "-",
+        failing: tuple[int, int] = (0, 0),
+    ) -> Any:  # fmt: skip
+        """A new fetch function. The call whose first row has the id `failing[0]` fails that many
+        times. For the naive feeder the first axis of all columns is rows."""
+        first_id, times = failing
+
+        def make(first: int, rows: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
+            nonlocal times
+            pause()
+            if rows and first == first_id and times:
+                times -= 1
+                raise Boom(first)
+            ids = np.arange(first, first + rows)
+            columns = [ids, *(column.of(ids) for column in self.columns)]
+            if rng is not None:
+                columns.append(rng.random(rows))
+            if not is_naive:
+                moved = zip(columns, self.axes, strict=True)
+                columns = [np.ascontiguousarray(np.moveaxis(a, 0, axis)) for a, axis in moved]
+            return dict(zip(self.names, columns, strict=True))
+
+        def of_worker(worker: int, epoch: int, call: int, rows: int) -> Any:
+            return make(1 + 1000 * (call + 100 * (epoch + 10 * worker)), rows)
+
+        def of_call(call: feeder.Call, rows: int) -> Any:
+            per_call = (self.per_call or call.batch_size) if self.is_even else 1000
+            first = call.index * per_call
+            return make(1 + first + 100_000 * call.epoch, rows, call.rng)
+
+        if self.is_even:
+            totals = [sum(chain(*sizes)) for sizes in self.epochs]  # type: ignore[arg-type]
+            return PURE[self.form](totals, of_call, self.per_call, ways)
+        if self.form == "iterable" and not is_naive:
+            return feeder.sources.iterable(
+                lambda worker_id, epoch: Items(
+                    self._sizes(worker_id, epoch),
+                    lambda call, rows: of_worker(worker_id, epoch, call, rows),
+                ),
+                batched=True,
+            )
+        kind = PURE.get(self.form) or (Seek if self.form == "seek" else Replay)
+        made = kind(self._sizes)
+        made.make = of_call if self.form in PURE else of_worker
+        if self.form in PURE:
+            # What fails there would count among the failures of a later call.
+            made.beyond = "end" if is_naive or times else self.beyond
+        return made
+
+    @property
+    def is_even(self) -> bool:
+        return self.form in ("even", "source")
+
+    def _sizes(self, worker: int, epoch: int) -> Sizes:
+        if epoch >= len(self.epochs) or worker >= NUM_WORKERS:
+            return ()
+        sizes = self.epochs[epoch][worker]
+        return [rows or 0 for rows in sizes] if self.form == "iterable" else sizes
+
+
+class Leg(NamedTuple):
+    """A run of the stream, which goes on where the one before stood."""
+
+    devices: int = 1
+    rounds: int = TO_THE_END
+    """How many are used."""
+    skip: int = 0
+    """How many are left out first."""
+    extra: int = 0
+    """How many devices have a batch of one more round, which not all have used then."""
+    apart: bool = False
+    """Whether each device is read to its end before the next."""
+    carrier: str = "snapshot"
+    """What the position travels in."""
+    whose: int = 0
+    """The token of which device of the last round."""
+    gpus: bool = False
+    ways: str = ""
+    """Where calls write their rows, by turns, with `rows_per_call`."""
+    interrupts: tuple[int, ...] = ()
+    """After how many calls within it the n-th batch's `next` is interrupted."""
+    failing: tuple[int, int, int] | None = None
+    """Which call fails, how often, and how often it is made again."""
+    run: dict[str, Any] = {}  # noqa: RUF012  # never changed
+
+    def settings(self, stream: Stream) -> dict[str, Any]:
+        """The settings that are of this run alone."""
+        devices = [f"cuda:{i}" for i in range(self.devices)]
+        if self.devices > 2:
+            devices[0] = "cpu:9"
+        gpus = {"devices": devices, "depth": GPU_SLOTS} if self.gpus else {}
+        retries = self.failing[2] if self.failing and stream.form != "replay" else 0
+        rows = stream.per_call or stream.size
+        is_placed = self.ways and stream.is_even and stream.last_batch != "carry"
+        rows = rows if is_placed and stream.batch_size(self.devices) % rows == 0 else None
+        return {
+            "devices": self.devices, "skip": self.skip, "rows_per_call": rows,
+            "retries": retries, "retry_backoff_s": 0.0, **self.run, **gpus,
+        }  # fmt: skip
+
+
+class Program(NamedTuple):
+    """A stream, and the runs that it is taken in."""
+
+    stream: Stream
+    legs: list[Leg]
+    seed: int
+    """Of pauses before calls."""
+
+
+# ---- the programs that are drawn
+
+DTYPES = ("<f4", "<u2", "<f8", "?", "|u1", "<c8", "<f2", "<U4", "|S3", "<M8[s]")
+"""The last three are not for GPUs."""
+RUNS = st.fixed_dictionaries(
+    {
+        "num_threads": st.sampled_from((1, 2, 3, 8)),
+        "max_buffered_batches": st.sampled_from((100, 1, 2, 5)),
+        "max_buffered_bytes": st.sampled_from((None, 1, 1000)),
+    }
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn, *, order: str, most_devices: int, gpus: bool) -> Stream:
+    """Draw a stream that so many devices may read. Every epoch has a row, and where rounds end
+    with it a whole one."""
+    is_arrival = order == "arrival"
+    forms = [*RINGS, "pure", "in order", *(() if is_arrival else ("even", "source"))]
+    form = draw(st.sampled_from(forms))
+    is_even = form in ("even", "source")
+    rounds = draw(st.sampled_from(("stream",) if is_arrival else ("stream", "epoch")))
+    dont_rebatch = not is_even and draw(st.integers(0, 7)) == 0
+    is_global = not (is_arrival or dont_rebatch) and draw(st.integers(0, 4)) == 0
+    per_call = draw(st.integers(1, 4)) if form == "even" else 0
+    size = 12 * draw(st.integers(1, 2)) if is_global else draw(st.integers(1, 20))
+    if form == "even" and size % per_call:
+        size *= per_call
+    last_batch = draw(st.sampled_from(("keep", "drop", "pad", "carry")))
+    if dont_rebatch:
+        last_batch = "keep"
+    elif rounds == "epoch" and last_batch == "carry":
+        last_batch = "pad"
+    last_round = draw(
+        st.sampled_from(("uneven", "pad") if is_arrival else ("uneven", "pad", "drop"))
+    )
+    rows = st.integers(0, 9) | st.sampled_from((0, 1, size, 2 * size, 70))
+    sizes = st.lists(rows if is_even else st.none() | rows, max_size=4)
+    epochs = draw(
+        st.lists(
+            st.lists(sizes, min_size=NUM_WORKERS, max_size=NUM_WORKERS), min_size=1, max_size=3
+        )
+    )
+    first = draw(st.integers(1, 9))
+    num_chunks = 1
+    if rounds == "epoch":
+        num_chunks = most_devices if last_round == "drop" else 1
+        first = size * (1 if is_global else num_chunks)
+    of_worker_0 = [1] * num_chunks if dont_rebatch else [first]
+    epochs = [[of_worker_0 + mine, *others] for mine, *others in epochs]
+    column = st.builds(
+        lambda dtype, tail, axis: Column(dtype, tail, min(axis, len(tail))),
+        st.sampled_from(DTYPES[:-3] if gpus else DTYPES),
+        st.sampled_from(((), (2,), (3, 2))),
+        st.integers(0, 2),
+    )
+    return Stream(
+        form, epochs, tuple(draw(st.lists(column, max_size=2))), size, is_global, per_call,
+        draw(st.integers(1, NUM_WORKERS + 1)), draw(st.sampled_from((0, 7, 2**64 - 1))),
+        last_batch, last_round, rounds, dont_rebatch,
+        form == "replay" or draw(st.integers(0, 3)) > 0,
+        "end" if is_arrival else draw(st.sampled_from(("end", "error", "rows"))), order,
+    )  # fmt: skip
+
+
+@st.composite
+def legs_of(draw: st.DrawFn, devices: int, *, order: str, gpus: bool) -> Leg:
+    """Draw a run with so many devices."""
+    run = draw(RUNS)
+    is_roomy = run["max_buffered_batches"] == 100 and run["max_buffered_bytes"] is None
+    is_ticket = order == "ticket"
+    run["writable"] = not gpus and draw(st.booleans())
+    rounds = draw(st.integers(0, 6))
+    return Leg(
+        devices, rounds, draw(st.sampled_from((0, 0, 0, 1, 2))) if is_ticket and rounds else 0,
+        draw(st.integers(0, devices - 1)) if is_ticket else 0,
+        is_ticket and is_roomy and not gpus and draw(st.booleans()),
+        draw(st.sampled_from(sorted(CARRIERS))), draw(st.integers(0, 99)), gpus,
+        draw(st.sampled_from(("", "-", "o", "e", "oe-"))),
+        () if gpus else tuple(draw(st.lists(st.integers(1, 60), max_size=4))),
+        draw(st.none() | st.tuples(st.integers(0, 9), st.integers(1, 2), st.integers(0, 2)))
+        if is_ticket else None,
+        run,
+    )  # fmt: skip
+
+
+@st.composite
+def programs(draw: st.DrawFn, order: str = "ticket") -> Program:
+    """Draw a program."""
+    gpus = order == "ticket" and draw(st.integers(0, 9)) == 0
+    numbers = draw(st.lists(st.sampled_from((1, 2, 3, 1, 4, 6)), max_size=4))
+    numbers = [min(number, 3) for number in numbers] if gpus else numbers
+    stream = draw(streams(order=order, most_devices=max([1, *numbers]), gpus=gpus))
+    legs = [draw(legs_of(number, order=order, gpus=gpus)) for number in numbers]
+    return Program(stream, [*legs, Leg(gpus=gpus)], draw(st.integers(0, 1000)))
+
+
+# ---- and what becomes of them
+
+
+def take(device: Any, interrupts: list[int]) -> feeder.Batch | None:
+    """The next batch of a device, which is asked for again where an interrupt comes: after so many
+    moments at which the interpreter looks for signals, when it has called a function, or one that
+    is written in C has returned."""
+    if not interrupts:
+        return next(device, None)
+    left = interrupts.pop()
+
+    def count(frame: FrameType, event: str, arg: Any) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_code.co_filename != __file__:
+            left -= 1
+            if left == 0:
+                raise Interrupt
+
+    sys.setprofile(count)
+    try:
+        return next(device, None)
+    except Interrupt:
+        sys.setprofile(None)
+        return next(device, None)
+    finally:
+        sys.setprofile(None)
+
+
+@contextmanager
+def running(
+    stream: Stream, leg: Leg, resume: Any, seed: int, failing: tuple[int, int] = (0, 0)
+) -> Iterator[tuple[feeder.Coordinator, list[Any]]]:
+    """Run a leg; its devices."""
+    fetch = stream.fetch(pause=shaky(seed, PAUSE_S), ways=leg.ways or "-", failing=failing)
+    settings = stream.settings() | leg.settings(stream)
+    with feeds.running(fetch, resume=resume, **settings) as (coordinator, feed):
+        yield coordinator, [feed.on(i) for i in range(leg.devices)]
+
+
+class Failing(NamedTuple):
+    """The call of a leg that fails."""
+
+    id: int = 0
+    """Of its first row; 0 for none."""
+    times: int = 0
+    told: tuple[int, int] = (0, 0)
+    """Its worker and its number, where an error tells of it."""
+    row: float = math.inf
+    """Batches up to there come."""
+
+
+def failing_in(leg: Leg, stream: Stream, naive: NaiveStream, row: int) -> Failing:
+    """The call that fails, of those that give rows from a place on."""
+    starts = zip(naive.starts, naive.chunks, strict=False)
+    later = [(start, chunk) for start, chunk in starts if start >= row and chunk.rows]
+    if leg.failing is None or not later:
+        return Failing()
+    which, times, retries = leg.failing
+    start, chunk = later[which % len(later)]
+    is_told = times > (0 if stream.form == "replay" else retries)
+    told = chunk.worker_id, chunk.call
+    return Failing(int(chunk.columns[0][0]), times, told, start if is_told else math.inf)
+
+
+class Reader:
+    """What a leg reads, beside what it is to be."""
+
+    def __init__(self, devices: list[Any], leg: Leg) -> None:
+        self._devices, self._interrupts = devices, list(leg.interrupts)
+        self._is_writable = leg.run.get("writable", False)
+        self._kept: list[tuple[feeder.Batch, Record]] | None = None if leg.gpus else []
+
+    def read(self, device: int, wanted: Record) -> feeder.Batch:
+        batch = take(self._devices[device], self._interrupts)
+        assert_same([note(batch)] if batch is not None else [], [wanted], "device", device)
+        assert batch is not None
+        if self._is_writable:
+            for array in batch.arrays():
+                array[...] = np.zeros((), array.dtype)
+        elif self._kept is not None:
+            self._kept.append((batch, wanted))
+        return batch
+
+    def check_kept(self) -> None:
+        """Who keeps batches finds in them what was there."""
+        for batch, wanted in self._kept or ():
+            assert_same([note(batch)], [wanted], "kept")
+
+    def check_cuts(self) -> None:
+        """Where the next batch has come, too, the place after a batch is just before that one."""
+        real = {batch.step: batch for batch, _ in self._kept or () if batch.rows}
+        for step, batch in real.items():
+            if step + 1 in real:
+                after, cut = real[step + 1], batch.cut
+                assert (cut.epoch, cut.index, cut.step) == (after.epoch, after.index, after.step)
+                assert not cut.finished
+
+    def check_end(self, failing: Failing) -> None:
+        """There is no other batch: the stream has ended, or has failed."""
+        for device in self._devices[: 1 if failing.row < math.inf else None]:
+            for _ in range(2):
+                if failing.row == math.inf:
+                    assert next(device, None) is None
+                else:
+                    with pytest.raises(feeder.FetchError) as caught:
+                        next(device)
+                    assert (caught.value.worker_id, caught.value.call) == failing.told
+                    assert isinstance(caught.value.__cause__, Boom)
+
+
+class Stand(NamedTuple):
+    """Where a leg has come to."""
+
+    at: At
+    position: Any
+    is_over: bool = False
+
+
+def check(program: Program) -> int:
+    """Run a program beside the naive stream; how many runs it was."""
+    machine = Machine(num_gpus=4, seed=program.seed)
+    with installed(machine):
+        is_arrival = program.stream.order == "arrival"
+        num = (check_arrival if is_arrival else check_legs)(program)
+    assert_sound(machine)
+    return num
+
+
+def check_legs(program: Program) -> int:
+    """Run a program each batch of which is known."""
+    stream, naive, stand = program.stream, program.stream.naive(), Stand(START, None)
+    for number, leg in enumerate(program.legs):
+        stand = check_leg(stream, naive, leg, stand, program.seed + number)
+        if stand.is_over:
+            break
+    with running(stream, Leg(), stand.position, 0) as (_, devices):
+        assert next(devices[0], None) is None, "the stream had ended"
+    return number + 2
+
+
+def check_leg(stream: Stream, naive: NaiveStream, leg: Leg, stand: Stand, seed: int) -> Stand:
+    """Run a leg beside the naive stream."""
+    size = None if stream.dont_rebatch else stream.batch_size(leg.devices)
+    # The rounds that are used, and some more: a few batches of an epoch may be in none.
+    most = (leg.skip + leg.rounds + 2 + len(stream.epochs)) * leg.devices
+    batches = list(islice(naive.batches(size, stream.last_batch, stand.at), most))
+    records = [note_at(batch, stream.axes) for batch, _ in batches]
+    ends = [stand.at, *(end for _, end in batches)]
+    rounds = naive_dealing(records, 0, leg.devices, stream.rounds, stream.last_round)
+    skipped = [end for end, _ in islice(rounds, leg.skip)]
+    failing = failing_in(leg, stream, naive, ends[max(skipped, default=0)].row)
+    dealt = list(islice(rounds, leg.rounds))
+    order = [(r, device) for r, (_, parts) in enumerate(dealt) for device in range(len(parts))]
+    if leg.apart and not failing.id:
+        order.sort(key=lambda one: one[1])
+    got: dict[tuple[int, int], feeder.Batch] = {}
+    with running(stream, leg, stand.position, seed, failing[:2]) as (coordinator, devices):
+        reader = Reader(devices, leg)
+        for r, device in order:
+            end, parts = dealt[r]
+            # Where rounds may be dropped all batches of one come with its last; repeated ones come
+            # with the one that they repeat.
+            last = parts[-1 if stream.last_round == "drop" else device]
+            if ends[min(last[2] - stand.at.step + 1, end)].row > failing.row:
+                reader.check_end(failing)
+                at = ends[dealt[r - 1][0]] if r else stand.at
+                return Stand(at, coordinator.state_dict() if got else stand.position)
+            got[r, device] = reader.read(device, parts[device])
+        following = next(rounds, None)
+        if following is None:
+            reader.check_end(failing)
+        elif not failing.id and len(following[1]) == leg.devices:
+            for device in range(leg.extra):
+                reader.read(device, following[1][device])
+        reader.check_kept()
+        # Rows that are carried make the last batch of an epoch the first one of the next; what is
+        # dropped lies between two batches.
+        if stream.last_batch != "carry" and stream.last_round != "drop":
+            reader.check_cuts()
+        if following is None and failing.row == math.inf:
+            return Stand(ends[-1], coordinator.state_dict(), is_over=True)
+        if not got:
+            return stand
+        newest = [batch for (r, _), batch in got.items() if r == len(dealt) - 1]
+        # A token holds no rows.
+        carrier = "bytes" if leg.carrier == "token" and not stream.repeatable else leg.carrier
+        position = CARRIERS[carrier](coordinator, newest[leg.whose % len(newest)])
+        return Stand(ends[dealt[-1][0]], position)
+
+
+def note_at(batch: NaiveBatch, axes: Sequence[int]) -> Record:
+    """Write a batch of the naive stream down as one whose rows lie along these axes."""
+    columns = (np.moveaxis(a, 0, axis) for a, axis in zip(batch[4], axes, strict=True))
+    return *batch[:4], note_columns(columns)
+
+
+def check_arrival(program: Program) -> int:
+    """Run a program whose rows come in any order: none is lost, and none comes twice."""
+    stream, naive, position = program.stream, program.stream.naive(), None
+    got: list[feeder.Batch] = []
+    for number, leg in enumerate(program.legs):
+        with running(stream, leg, position, program.seed + number) as (coordinator, devices):
+            taken: list[feeder.Batch | None] = []
+            interrupts = list(leg.interrupts)
+            for _ in range(leg.rounds):
+                taken += [take(device, interrupts) for device in devices]
+                if taken[-1] is None:
+                    break
+            got += filter(None, taken)
+            if taken and taken[-1] is not None:
+                position = CARRIERS[leg.carrier](coordinator, taken[-1])
+        if taken and taken[-1] is None:
+            break
+    assert [batch.step for batch in got if batch.rows] == list(range(sum(b.rows > 0 for b in got)))
+    ids = [int(one) for batch in got for one in batch["id"][: batch.rows]]
+    of = {int(one): chunk[:2] for chunk in naive.chunks for one in chunk.columns[0]}
+    assert not Counter(ids) - Counter(of.keys()), "a row is none of the stream, or came twice"
+    epochs = [of[one][0] for one in ids]
+    assert epochs == sorted(epochs)
+    for epoch, rows in enumerate(np.diff([0, *naive.ends]).tolist()):
+        lost = rows % stream.size if stream.last_batch == "drop" else 0
+        assert epochs.count(epoch) == rows - lost
+    for worker in range(stream.workers if stream.form in RINGS else 0):
+        own = [one for one in ids if of[one][1] == worker]
+        assert own == sorted(own, key=lambda one: (of[one][0], one)), worker
+    return number + 1
