@@ -17,12 +17,13 @@ needs_framework("torchdata")
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 CODE = """
-import json, peers
-loaders = [name for name in ("DataLoader", "feeder, processes")]
-digests = {peers.ask_one("checked", "text", name, 2, 64 * 6)["digest"] for name in loaders}
-timed = peers.time_one("tiny", "feeder, threads", 2, 64 * 30)
-kills = {name: peers.resume("text", name) for name in ("StatefulDataLoader", "feeder, processes")}
-print(json.dumps([len(digests), timed, kills]))
+import json
+from benchmarks.harness import Settings
+from benchmarks.peers import Reading
+loaders = ("DataLoader", "StatefulDataLoader", "feeder, processes", "feeder, threads")
+digests = {Reading(work="text", loader=name, workers=2).ask("checked", 64 * 6) for name in loaders}
+cost = Reading(work="tiny", loader="feeder, threads", workers=2).measure(Settings(timed_s=0.01))
+print(json.dumps([len(digests), cost.wall_s, cost.cpu_s, cost.more["first_s"]]))
 """
 
 
@@ -36,9 +37,4 @@ def test_what_it_finds_is_so() -> None:
     assert done.returncode == 0, done.stderr
     num_digests, *seconds = json.loads(done.stdout)
     assert num_digests == 1
-    assert len(timed) == 3 and all(value >= 0 for value in timed.values())
-    # The text is masked by draws of `random`.
-    assert kills == {
-        "StatefulDataLoader": ["samples equal, draws not", "AssertionError"],
-        "feeder, processes": ["equal", "equal"],
-    }
+    assert all(0 < value < 60 for value in seconds)

@@ -21,20 +21,24 @@ LIMIT_S = 90
 
 pytestmark = pytest.mark.process
 
-pytestmark = pytest.mark.process
+
+def run_chaos(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Run a campaign in a process of its own, whose children are its own; returns exit status and
+    output. What a failed leg keeps to be looked at is in the folder."""
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TMPDIR": str(folder)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "chaos.campaign", *arguments],
+        env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            output, _ = process.communicate()
+            raise AssertionError(f"not done within {LIMIT_S} s:\n{output}") from None
+    return process.returncode, output
 
 
-@pytest.mark.timeout(180)
-def test_fifty_faults_change_nothing() -> None:
-    status, output = run_chaos("--faults", "50", "--seed", "7", limit_s=170)
-    assert status == 0, output
-    rows = [line.split() for line in output.splitlines()]
-    totals = {row[0]: int(row[-1]) for row in rows if row and row[0] in POINTS}
-    assert totals.keys() == set(POINTS)
-    assert sum(total > 0 for total in totals.values()) >= len(POINTS) // 2, output
-
-
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     "campaign", ["--faults 3 --transport shared", "--soak 600", "--executors 3"]
 )

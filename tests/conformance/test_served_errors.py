@@ -26,8 +26,6 @@ pytestmark = pytest.mark.served
 
 pytestmark = pytest.mark.served
 
-pytestmark = pytest.mark.served
-
 FIRST_BAD = 3
 """The call whose chunk is bad, of the workers' calls or of the pure function's."""
 

@@ -10,7 +10,7 @@ from conformance.served import narrowed, over_transports
 
 pytestmark = pytest.mark.served
 
-transport = over_transports(there, THREADS=(3,), DEVICES=(1, 2))
+transport = over_transports(there, transports=("shared",), THREADS=(3,), DEVICES=(1, 2))
 
 test_the_stream_is_the_same = narrowed(
     there.test_the_stream_is_the_same, rows=(2, 8), last_batch=("keep", "pad")

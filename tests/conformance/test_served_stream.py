@@ -3,7 +3,12 @@ from whatever its position travels in, with any number of queues."""
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Any, NamedTuple
+
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from conformance import test_stream as there
 from conformance.served import TRANSPORTS, narrowed, over_transports, served
@@ -12,8 +17,6 @@ from fetches import FORMS, make_fetch
 from naive import naive_dealing
 
 pytestmark = pytest.mark.served
-
-SOME = ("ragged", "gaps", "idle")
 
 EPOCHS = 2
 

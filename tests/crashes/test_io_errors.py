@@ -18,9 +18,7 @@ from feeder.checkpoint.store import CheckpointStore
 from feeder.durable import Fs, OsFs
 from small import Pure, ids, make
 
-pytestmark = pytest.mark.process
-
-ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EDQUOT": errno.EDQUOT}
+pytestmark = pytest.mark.served
 
 
 def begun(folder: Path) -> Path:
@@ -46,7 +44,6 @@ def partials(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
-@pytest.mark.parametrize("error", ["ENOSPC", "EIO", "EDQUOT"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_whichever_call_fails_the_one_before_loads_and_nothing_is_left_over(
     kind: str, lasting: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -9,13 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+from project import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-TALLY = re.compile(
-    r"(\d+) kills during (\d+) saves: (\d+) times older than acknowledged, (\d+) times newer; "
-    r"(\d+) temporary files, (\d+) of them left"
-)
+pytestmark = pytest.mark.process
 
 
 def run(*words: str) -> str:
@@ -24,17 +20,7 @@ def run(*words: str) -> str:
     command = [sys.executable, "-m", *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = TALLY.search(done.stdout)
-    assert found is not None
-    return [int(number) for number in found.groups()]
-
-
-def test_two_hundred_kills_lose_nothing() -> None:
-    num_kills, num_saves, num_old, num_newer, num_partials, num_left = kill(200)
-    assert (num_kills, num_old, num_left) == (200, 0, 0)
-    # The kills came in the middle of saves.
-    assert num_saves > 20
-    assert num_newer + num_partials > 10
+    return done.stdout
 
 
 def test_some_kills_lose_nothing() -> None:

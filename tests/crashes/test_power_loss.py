@@ -13,18 +13,9 @@ from crashes.power import lose_power
 from feeder import durable
 from feeder.checkpoint.store import CheckpointStore
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.served
 
-NUM_STATES = 20_000
 FEW_STATES = 1_000
-
-
-def test_after_a_loss_of_power_all_that_was_acknowledged_is_there() -> None:
-    tally = lose_power(NUM_STATES, seed=1)
-    assert (tally.num_unloadable, tally.num_old) == (0, 0)
-    # States in which something was written and not yet acknowledged are among them.
-    assert tally.num_states >= NUM_STATES
-    assert NUM_STATES / 20 < tally.num_recovered < NUM_STATES
 
 
 def test_after_a_few_losses_of_power_all_that_was_acknowledged_is_there() -> None:

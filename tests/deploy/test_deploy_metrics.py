@@ -10,16 +10,6 @@ import pytest
 from deploy.test_deploy_files import DEPLOY, load
 from feeder.observe.prometheus import BUILD, METRICS, VERDICT
 
-pytestmark = pytest.mark.process
-
-DEPLOY = Path(__file__).parents[2] / "deploy"
-
-
-def load(name: str) -> Any:
-    """The only document of a YAML file."""
-    return yaml.safe_load((DEPLOY / name).read_text())
-
-
 LABELS = {metric.name: set(metric.labels) for metric in METRICS} | {
     BUILD: {"version"},
     VERDICT: {"feed", "kind"},

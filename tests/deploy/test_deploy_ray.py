@@ -16,9 +16,7 @@ from deploy.kuberay import problems
 from deploy.test_deploy_files import BATCH_PORT, DEPLOY, STATUS_PORT, UID, parse
 from feeder.executors.cluster import OLDEST
 
-pytestmark = pytest.mark.process
-
-OVERLAY = DEPLOY / "k8s/overlays/kuberay"
+OVERLAY = "k8s/overlays/kuberay"
 DASHBOARD_PORT, GCS_PORT = 8265, 6379
 
 

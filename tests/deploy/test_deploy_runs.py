@@ -16,10 +16,6 @@ import feeder
 from deploy.test_deploy_files import DEPLOY, load
 from feeder.service.net.keys import ClientKeys, ServerKeys, make_keys
 
-pytestmark = pytest.mark.process
-
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
 END_S = 20.0
 
 

@@ -20,10 +20,6 @@ from fuzz.entries import ENTRIES, Entry
 from fuzz.inputs import nested
 from project import ROOT
 
-pytestmark = pytest.mark.process
-
-ROOT = Path(__file__).resolve().parents[2]
-NUM = {"codec": 20_000, "message": 2_000}
 COMMANDS = ("inspect", "command")
 
 

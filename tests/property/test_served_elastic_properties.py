@@ -19,8 +19,6 @@ from served import one_thread, reading, serving
 
 pytestmark = pytest.mark.served
 
-pytestmark = pytest.mark.served
-
 LEG = st.tuples(
     st.integers(1, 5),  # queues
     st.integers(1, 4),  # rounds that are used

@@ -21,7 +21,7 @@ from simulation.model import (
     Violation,
 )
 
-pytestmark = pytest.mark.served
+pytestmark = pytest.mark.nightly
 
 NO_FAULT = Limits(batches=2, deaths=0, servers=0, rollbacks=0)
 FAULTS = ["deaths", "servers", "rollbacks", "hangs"]

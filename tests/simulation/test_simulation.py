@@ -15,7 +15,9 @@ from simulation.stream import Feed
 
 pytestmark = pytest.mark.served
 
-RUNS = 500
+FOUND = {name: bug.seed for name, bug in SIMULATED.items() if bug.seed is not None}
+SEEDS = sorted({*range(100), *FOUND.values()})
+"""Those with which planted bugs are found are among them: much happens there."""
 CALM = Plan(seed="calm", feed=Feed(2, 60, 2, 2, 1, "keep"), credits=(2, 2))
 
 

@@ -26,8 +26,6 @@ from feeder.job import (
 )
 from jobs import NODES
 
-pytestmark = pytest.mark.process
-
 
 @pytest.mark.parametrize("factory", ["jobs", ":make", "jobs:", "a b:c", "__main__:make", 3, None])
 def test_a_factory_that_is_no_name_is_refused(tmp_path: Path, factory: Any) -> None:

@@ -102,18 +102,11 @@ def test_nothing_is_left_in_the_registry_of_the_process() -> None:
     assert set(REGISTRY._names_to_collectors) == before
 
 
-@pytest.mark.process
-def test_without_the_extra_it_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['prometheus_client'] = None\n"
-        "from feeder.errors import ConfigError\n"
-        "try: import feeder.observe.prometheus\n"
-        "except ConfigError as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "pip install 'feedworks[metrics]'" in done.stdout
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "feeder.observe.prometheus")
+    with pytest.raises(feeder.ConfigError, match=r"pip install 'feedworks\[metrics\]'"):
+        importlib.import_module("feeder.observe.prometheus")
 
 
 def test_the_version_is_the_packages() -> None:

@@ -18,10 +18,6 @@ from small import Pure, make
 
 pytestmark = pytest.mark.served
 
-pytestmark = pytest.mark.served
-
-pytestmark = pytest.mark.served
-
 WAIT_S = 10.0
 
 

@@ -12,10 +12,9 @@ from feeder.errors import ConnectTimeout, FetchError
 from served import here, reading, serving, wait_until
 from small import Pure, make
 
-pytestmark = pytest.mark.served
+pytestmark = pytest.mark.usefixtures("world")
 
-LATENCY_S = 0.15
-"""Each way. A queue is held after four ways: later than an address that is silent is given up."""
+NOBODY = "ipc:///virtual/nobody"
 
 
 def five() -> feeder.Coordinator:

@@ -32,8 +32,6 @@ pytestmark = pytest.mark.usefixtures("world")
 
 pytestmark = pytest.mark.served
 
-pytestmark = pytest.mark.served
-
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""
 

@@ -73,7 +73,6 @@ def wait_aside(slots: ArenaSlots) -> Aside:
     return waiting
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("num_reserved", [None, 4096, 2**16])
 def test_who_has_the_descriptor_can_read_and_nothing_else(num_reserved: int | None) -> None:
     arena = Arena(4096, 2, 0, None if num_reserved is None else Pages(num_reserved))
@@ -178,33 +177,6 @@ def test_a_kernel_without_the_seal_against_writers_is_said_once(
         seals = fcntl.fcntl(arena.descriptor, fcntl.F_GET_SEALS)
         assert seals == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
     assert len([line for line in caplog.messages if "does not seal" in line]) == 1
-
-
-@pytest.mark.process
-def test_the_memory_of_a_killed_server_is_freed() -> None:
-    def shmem() -> int:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:"))
-
-    code = (
-        "import sys; from feeder.service.memory.memfd import Arena;"
-        "arena = Arena(2**20, 384); arena.back(383);"
-        "print('made', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        files = [os.stat(path) for path in Path(f"/proc/{child.pid}/fd").iterdir()]
-        assert max(file.st_blocks * 512 for file in files if not file.st_nlink) >= 384 * 2**20
-        before = shmem()
-        child.kill()
-    # The whole system's, in which others have memory too, and let go of it.
-    ends = time.monotonic() + WAIT_S
-    while before - shmem() < 256 * 1024:
-        assert time.monotonic() < ends
-        threading.Event().wait(0.05)
 
 
 def test_a_batch_is_where_its_slot_says() -> None:

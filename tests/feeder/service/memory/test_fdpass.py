@@ -247,7 +247,6 @@ sys.stdin.read()
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("forks", ["forks", "alone"])
 def test_the_death_of_a_consumer_shows_also_where_its_child_holds_the_socket(
     door: Door, path: Path
 ) -> None:

@@ -29,7 +29,7 @@ from peers import WAIT_S, peer_of
 
 pytestmark = pytest.mark.served
 
-NUM_BATCHES, ROWS = 300, 4
+NUM_BATCHES, ROWS = 100, 4
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
@@ -200,9 +200,8 @@ FORK = """
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("scheme", ("ipc", "tcp"))
-def test_fork_after_connect(scheme: str) -> None:
-    with serving(factory, scheme) as server:
+def test_fork_after_connect() -> None:
+    with serving(factory, "tcp") as server:
         told = run(FORK, server.addresses[0])
     assert told.split() == ["ForkedError"] * 3 + [str(NUM_BATCHES)]
 
@@ -220,9 +219,9 @@ LIGHT = """
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("scheme", ("ipc", "tcp"))
-def test_consumer_loads_little(scheme: str) -> None:
-    with serving(factory, scheme) as server:
+@pytest.mark.fresh
+def test_consumer_loads_little() -> None:
+    with serving(factory) as server:
         assert run(LIGHT, server.addresses[0], str(NUM_BATCHES)) == ""
 
 

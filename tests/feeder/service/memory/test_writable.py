@@ -18,10 +18,9 @@ from project import ROOT
 from small import make
 
 pytestmark = pytest.mark.served
-
-NUM, ROWS = 60, 8
-WIDTHS = {"small": 3, "large": 40_000}
-"""Float64s in a row: batches of 192 bytes, and of 2.5 MB, which come in other ways in frames."""
+NUM, ROWS = 22, 8
+SMALL, LARGE = 3, 17_000
+"""Float64s in a row: batches of 192 bytes and of a mebibyte, which come in other ways in frames."""
 
 
 def rows_of(step: int, width: int) -> Any:

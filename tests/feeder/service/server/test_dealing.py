@@ -35,8 +35,6 @@ pytestmark = pytest.mark.usefixtures("world")
 
 pytestmark = pytest.mark.served
 
-pytestmark = pytest.mark.served
-
 NUM = 40
 """Batches of an epoch, of 4 rows."""
 

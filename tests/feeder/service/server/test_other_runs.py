@@ -22,8 +22,6 @@ pytestmark = pytest.mark.usefixtures("world")
 
 pytestmark = pytest.mark.served
 
-pytestmark = pytest.mark.served
-
 NUM = 100
 """Batches of each of two queues."""
 NOT_ONE = (
