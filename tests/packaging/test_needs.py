@@ -1,0 +1,161 @@
+"""What lacks a tool, a GPU or a framework is skipped and counted, up to a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., pytest.RunResult]
+
+NEEDY = """
+    import pytest
+    from needs import needs
+
+    @pytest.mark.needs("pytest", "sh")
+    def test_nothing_is_missing(): pass
+
+    @pytest.mark.needs("sh", "no_such_tool")
+    def test_mark(): pass
+
+    def test_call(): needs("no_such_package")
+
+    @pytest.mark.needs("no_such_tool")
+    def test_the_same_once_more(): pass
+"""
+
+GPUS = """
+    import needs
+
+    needs.why_no_gpus = lambda num: "the driver is missing" if num else ""
+
+    def test_needs_one(): needs.needs_gpus(1)
+    def test_needs_two(): needs.needs_gpus(2)
+    def test_needs_none(): needs.needs_gpus(0)
+"""
+
+ADAPTER = """
+    import needs
+    needs.needs_framework("no_such_framework")
+    import no_such_framework
+"""
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that runs a file of tests in a folder, here."""
+    for name in ("FEEDER_MAX_SKIPS", "FEEDER_GPU", "FEEDER_ADAPTERS"):
+        monkeypatch.delenv(name, raising=False)
+    pytester.makeconftest(
+        """
+        import needs
+        def pytest_addoption(parser): needs.add_option(parser)
+        def pytest_configure(config): needs.configure(config)
+        """
+    )
+
+    def run_file(source: str, *arguments: str, folder: str = ".") -> pytest.RunResult:
+        path = pytester.makepyfile(source)
+        place = pytester.path / folder
+        place.mkdir(parents=True, exist_ok=True)
+        return pytester.runpytest_inprocess(path.rename(place / "test_it.py"), *arguments)
+
+    return run_file
+
+
+def test_missing_tools_are_counted_and_named(run: Run) -> None:
+    result = run(NEEDY)
+    result.assert_outcomes(passed=1, skipped=3)
+    result.stdout.fnmatch_lines(
+        ["skipped for missing tools or packages: 3 (no_such_package, no_such_tool)"]
+    )
+    assert result.ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "told"),
+    [
+        ("needs('no_such_tool')\nimport no_such_tool", {"skipped": 1}, "1 (no_such_tool)"),
+        ("def test_passes(): pass", {"passed": 1}, "0 (none)"),
+    ],
+)
+def test_a_whole_file_is_one_skip_and_none_is_said_too(
+    run: Run, source: str, outcome: dict[str, int], told: str
+) -> None:
+    result = run(f"from needs import needs\n{source}")
+    result.assert_outcomes(**outcome)
+    result.stdout.fnmatch_lines([f"skipped for missing tools or packages: {told}"])
+
+
+def test_a_folder_is_no_package(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.mkdir("no_such_tool")
+    run(NEEDY).assert_outcomes(passed=1, skipped=3)
+
+
+@pytest.mark.parametrize(("limit", "status"), [("3", 0), ("2", 1), ("0", 1)])
+@pytest.mark.parametrize("place", ["option", "environment"])
+def test_more_skips_than_allowed_fail_the_run(
+    run: Run, place: str, limit: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place == "environment":
+        monkeypatch.setenv("FEEDER_MAX_SKIPS", limit)
+    result = run(NEEDY, *(["--max-skips", limit] if place == "option" else []))
+    assert result.ret == status
+    told = f"failed: 3 skipped, where at most {limit} may be"
+    assert (told in result.stdout.str()) == bool(status)
+
+
+def test_no_other_skip_escapes_the_limit(run: Run) -> None:
+    result = run(
+        """
+        import pytest
+        def test_skips(): pytest.skip("too hot today")
+        @pytest.mark.xfail(strict=True)
+        def test_fails_as_expected(): assert False
+        """,
+        "--max-skips=0",
+    )
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["skipped for other reasons: 1 (too hot today)"])
+
+
+def test_what_needs_a_gpu_or_a_framework_is_counted_apart(run: Run) -> None:
+    result = run(GPUS, "--max-skips=0", folder="tests/gpu")
+    result.assert_outcomes(passed=1, skipped=2)
+    result.stdout.fnmatch_lines(
+        [
+            "skipped for missing tools or packages: 0 (none)",
+            "not run, for they need a GPU: 2 (no GPU: the driver is missing)",
+        ]
+    )
+    assert result.ret == pytest.ExitCode.OK
+    result = run(ADAPTER, "--max-skips=0", folder="tests/adapters")
+    result.stdout.fnmatch_lines(["files not run, *: 1 (no framework: no_such_framework)"])
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.mark.parametrize(
+    ("source", "folder", "num"),
+    [
+        (GPUS, "tests/feeder", 2),
+        (GPUS, "tests/adapters", 2),
+        (NEEDY, "tests/gpu", 3),
+        (ADAPTER, "tests/feeder", 1),
+        (ADAPTER, "tests/gpu", 1),
+        (NEEDY, "tests/adapters", 3),
+    ],
+)
+def test_nothing_else_is_let_off(run: Run, source: str, folder: str, num: int) -> None:
+    result = run(source, "--max-skips=0", folder=folder)
+    result.stdout.fnmatch_lines([f"failed: {num} skipped, where at most 0 may be"])
+
+
+def test_a_gpu_and_frameworks_may_be_required(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEEDER_GPU", "required")
+    result = run(GPUS, folder="tests/gpu")
+    result.assert_outcomes(passed=1, failed=1, skipped=1)
+    result.stdout.fnmatch_lines(["*FEEDER_GPU is 'required', but the driver is missing*"])
+    monkeypatch.setenv("FEEDER_ADAPTERS", "required")
+    result = run(ADAPTER, folder="tests/adapters")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*No module named 'no_such_framework'*"])
