@@ -222,6 +222,8 @@ def _parse(args: Any, cwd: str, env: Mapping[str, str]) -> dict[str, Any] | None
         return None
     while rest:
         match rest:
+            case ["-B", *rest] if sys.dont_write_bytecode:
+                pass
             case ["-P", *rest]:
                 is_safe = True
             case ["-u", *rest]:
