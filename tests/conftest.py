@@ -75,6 +75,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         zygote.install()
 
 
+def pytest_unconfigure() -> None:
+    zygote.close()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with zygote.paused() if item.get_closest_marker("fresh") else nullcontext():

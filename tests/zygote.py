@@ -95,6 +95,10 @@ class Zygote:
         self.pid = self._popen.pid
         self.is_on = True
 
+    def close(self) -> None:
+        self._socket.close()
+        self._popen.wait()
+
     def start(self, command: dict[str, Any], descriptors: list[int]) -> int | None:
         """Return the id of a new process, or None where this takes a start."""
         if not (self.is_on and os.getpid() == self._owner and self._is_same(command)):
@@ -152,6 +156,15 @@ def install() -> None:
     if zygote is None and platform.machine() in _CLONE:
         zygote = Zygote()
         subprocess.Popen = Popen  # type: ignore[misc]
+
+
+def close() -> None:
+    """End the zygote. What was forked from it lives on."""
+    global zygote
+    if zygote:
+        subprocess.Popen = _Popen  # type: ignore[misc]
+        zygote.close()
+        zygote = None
 
 
 def pid() -> int:
