@@ -21,6 +21,7 @@ EXTRAS = {
     "adapters", "hf", "jax", "lightning", "tensorflow", "torch",
     "bench", "cli", "cuda12", "cuda13", "demo", "dev", "docs", "images", "lmdb", "metrics",
     "objectstore", "peers", "processes", "ray", "test",
+    "unit",
 }  # fmt: skip
 
 

@@ -41,6 +41,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.process
+@pytest.mark.fresh
 def test_help_names_every_command_and_loads_none() -> None:
     code = (
         "import sys; from feeder.cli import main\n"
