@@ -85,7 +85,7 @@ class Zygote:
         code = f"import sys; sys.path.insert(0, {path[0]!r}); import zygote; zygote.main()"
         with there:
             self._popen = _Popen(
-                [sys.executable, "-P", "-c", code, str(there.fileno()), json.dumps(path)],
+                [sys.executable, "-c", code, str(there.fileno()), json.dumps(path)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[there.fileno()],
                 # With more threads it would be no zygote.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ""},
@@ -280,7 +280,7 @@ def _is_package(folder: str) -> bool:
 def main() -> None:
     """The body of the zygote: its socket, and the path to import by. Returns in a fork, once that
     has run."""
-    control, path = socket.socket(fileno=int(sys.argv[1])), sys.path[1:]
+    control, path = socket.socket(fileno=int(sys.argv[1])), sys.path[2:]
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # It is the terminal's, for the tests.
     kept: list[str] = []
