@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import costs
 import needs
@@ -26,9 +26,17 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Helpers that assert show what they compared, as tests do.
 pytest.register_assert_rewrite("keyword_cases", "keyword_cases_added", "small")
 
-# Examples run threads, whose time says nothing about the code; the tests' own limit holds.
-settings.register_profile("feeder", parent=settings(), deadline=None)
-settings.load_profile("feeder")
+# How long an example takes, or is drawn for, says nothing about the code where the machine is
+# busy; the tests' own limit holds. The same examples are drawn each time: what fails was changed.
+settings.register_profile(
+    "some",
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("all", parent=settings.get_profile("some"), max_examples=100)
 
 FAILED = pytest.StashKey[bool]()
 
@@ -48,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     needs.configure(config)
     parts.is_full = config.getoption("full")
+    settings.load_profile("all" if parts.is_full else "some")
     config.pluginmanager.register(parts.Parts(fast=config.getoption("fast")))
     config.pluginmanager.register(costs.Costs(tells_slowest=parts.is_full))
 

@@ -1,4 +1,4 @@
-"""What a test may not leave behind: threads, file descriptors, child processes.
+"""What a test may not leave behind: threads, file descriptors, child processes, a silent logger.
 
 A thread is joined. Everything else is looked at, again for up to a second where something seems to
 be left: threads of C code cannot be joined, and one of Arrow's may let go of a file some time after
@@ -8,6 +8,7 @@ the file's last user. Reads /proc.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import struct
 import threading
@@ -38,11 +39,18 @@ class Held:
     descriptors: Counter[str]
     """Open file descriptors, counted by what they point at."""
     children: frozenset[str]
+    logger: tuple[object, ...]
+    """What decides whether the log of feeder is heard."""
 
 
 def held(apart_from: Collection[str] = ()) -> Held:
     """Return what this process holds now, without the descriptors of these numbers."""
-    return Held(threads=_threads(), descriptors=_descriptors(apart_from), children=_children())
+    return Held(
+        threads=_threads(),
+        descriptors=_descriptors(apart_from),
+        children=_children(),
+        logger=_logger(),
+    )
 
 
 def left_behind(before: Held) -> list[str]:
@@ -66,7 +74,13 @@ def _difference(before: Held, now: Held) -> list[str]:
         *sorted(f"thread {thread.name!r}" for thread in now.threads - before.threads),
         *sorted((now.descriptors - before.descriptors).elements()),
         *sorted(now.children - before.children),
+        *([] if now.logger == before.logger else [f"a logger that is {now.logger}"]),
     ]
+
+
+def _logger() -> tuple[object, ...]:
+    logger = logging.getLogger("feeder")
+    return logger.disabled, logger.propagate, logger.level, logging.root.manager.disable
 
 
 @contextmanager

@@ -25,6 +25,11 @@ is_full = False
 """Whether every combination is taken; set from the command line."""
 
 
+def examples(num: int) -> int:
+    """Return how many examples of a property to draw: in the full part `num`, else a quarter."""
+    return num if is_full else max(1, num // 4)
+
+
 def some(case: Sequence[Any], *axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     """Yield combinations of one value of each axis for a test case: those of `few`, and in the full
     part all."""

@@ -285,7 +285,11 @@ def take_served() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "take"), [("IN_PROCESS", take_in_process), ("SERVED", take_served)]
+    ("way", "take"),
+    [
+        ("IN_PROCESS", take_in_process),
+        pytest.param("SERVED", take_served, marks=pytest.mark.served),
+    ],
 )
 def test_what_is_on_the_way_runs(way: str, take: Callable[[], None]) -> None:
     ran = files_that_run(take)

@@ -14,6 +14,8 @@ import pytest
 
 import feeder
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 CORE = {"msgpack", "msgspec", "numpy", "pyzmq", "xxhash"}
 EXTRAS = {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import feeder
 from feeds import Record, assert_same, make, note, note_naive
 from naive import naive_dealing, naive_stream
+from parts import examples
 
 
 class Calls:
@@ -99,7 +100,7 @@ DEALT = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(dealt=DEALT, legs=st.lists(LEG, min_size=1, max_size=5))
 @example(  # Rounds are skipped from an epoch's end, whose last chunk is shorter than the others.
     dealt=Dealt([[3], [5]], 2, True, "stream", "drop", "keep"),

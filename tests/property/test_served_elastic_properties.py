@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import feeder
 from feeds import assert_same, make, note
 from naive import naive_dealing
+from parts import examples
 from property.test_elastic_properties import DEALT, Dealt
 from served import one_thread, reading, serving
 
@@ -57,7 +58,7 @@ class Leg:
         self.queues[queue] = self._connect(queue, resume=state, rejoin=True)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(dealt=DEALT, legs=st.lists(LEG, min_size=1, max_size=4))
 def test_every_queue_is_dealt_what_the_naive_feeder_deals(
     dealt: Dealt, legs: list[tuple[Any, ...]]

@@ -27,6 +27,7 @@ from feeder.workers.sources import (
     pack,
     samples,
 )
+from parts import examples
 from steps import numbers
 
 
@@ -65,7 +66,7 @@ def test_weights_that_fit_the_lengths_give_each_record_once() -> None:
     assert rows_of(mixture, 0) != rows_of(mixture, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_mixture_is_a_bijection_with_exact_blocks(data: st.DataObject) -> None:
     num = data.draw(st.integers(1, 4))

@@ -22,6 +22,7 @@ from feeder.workers.sources import (
     records,
 )
 from feeder.workers.sources.packing import best_fit
+from parts import examples
 from steps import numbers
 
 
@@ -65,7 +66,7 @@ def naive_rows(lengths: list[int], size: int) -> list[list[int]]:
     return sorted(sorted(row) for row in rows)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=60),
     st.integers(1, 20),

@@ -21,6 +21,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, Source, arrays, mix, nested, records, samples
 from feeder.workers.sources.steps.rows import split_each
 from naive_steps import COMPOSITIONS
+from parts import examples
 from steps import NUM, numbers
 
 
@@ -139,7 +140,7 @@ def test_maps_and_parts_draw_each_for_themselves() -> None:
     assert len({drawn for _, drawn in rows_of(passes)}) == 2 * NUM
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 200), st.integers(1, 60), st.integers(0, 3), st.integers(0, 9))
 def test_windows_of_a_shuffle_stay_together(num: int, window: int, epoch: int, seed: int) -> None:
     source = numbers(num=num).shuffle(seed, window)
@@ -178,7 +179,7 @@ def ordered(source: Any, names: list[str]) -> Any:
     return source
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.sampled_from([*RANDOM]), max_size=4), st.booleans(), st.integers(0, 4))
 def test_where_a_map_stands_among_orders_changes_nothing(
     names: list[str], shards: bool, at: int
@@ -193,7 +194,7 @@ def test_where_a_map_stands_among_orders_changes_nothing(
             assert rows == [c[i].tolist() for c in epoch_of(other, 7, epoch) for i in range(2)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.sampled_from(["shuffle", "shuffle in windows", "repeat", "concat"]), max_size=4),
        st.integers(0, 4))  # fmt: skip
 def test_where_a_filter_stands_among_orders_changes_nothing(names: list[str], at: int) -> None:
@@ -202,7 +203,7 @@ def test_where_a_filter_stands_among_orders_changes_nothing(names: list[str], at
     assert rows_of(source, 1) == [x for x in rows_of(whole, 1) if x % 2]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.sampled_from([*RANDOM]), max_size=3), st.integers(1, 5), st.integers(1, 9))
 def test_ranks_together_are_the_whole(names: list[str], num: int, batch_size: int) -> None:
     source = ordered(numbers().map(steps.jitter), names)

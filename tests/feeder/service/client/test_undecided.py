@@ -30,8 +30,6 @@ from small import Pure, make
 
 pytestmark = pytest.mark.usefixtures("world")
 
-pytestmark = pytest.mark.served
-
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""
 

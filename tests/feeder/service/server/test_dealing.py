@@ -33,8 +33,6 @@ from small import Heard
 
 pytestmark = pytest.mark.usefixtures("world")
 
-pytestmark = pytest.mark.served
-
 NUM = 40
 """Batches of an epoch, of 4 rows."""
 

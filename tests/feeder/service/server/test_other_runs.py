@@ -20,8 +20,6 @@ from small import Pure, ids, make
 
 pytestmark = pytest.mark.usefixtures("world")
 
-pytestmark = pytest.mark.served
-
 NUM = 100
 """Batches of each of two queues."""
 NOT_ONE = (

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from feeder.workers.sources.orders import libstdcxx, shuffles
 from feeder.workers.sources.orders.libstdcxx import draw_mt19937_64, shuffle
 from feeder.workers.sources.orders.shuffles import shuffle_again
+from parts import examples
 
 
 def slowly_again(num: int, seeds: Sequence[int]) -> list[int]:
@@ -96,7 +97,7 @@ def test_a_shuffle_with_a_rejected_draw_is_made_one_draw_at_a_time(
     assert order.tolist() == first[shuffle(11, iter([2**62 + 54321] * 20), 64)].tolist()
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(
     num=st.integers(2, 1000) | st.integers(2, 2**17),
     pair=st.integers(0, 2**16),

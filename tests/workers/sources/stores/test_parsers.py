@@ -15,6 +15,7 @@ from feeder.workers.sources.stores.datum import Sample, SampleParser, parse_datu
 from feeder.workers.sources.stores.example import parse_example
 from feeder.workers.sources.stores.tensors import BYTE, FLOAT, INT32, INT64, STRING, parse_tensors
 from feeder.workers.sources.stores.wire import WireError, fields, packed_varints
+from parts import examples
 from protos import Datum, DecodeError, Example, TensorProtos
 
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -113,7 +114,7 @@ def test_datums(data: bytes) -> None:
     assert ours_of_datum(data) == theirs_of_datum(data) != None  # noqa: E711
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(damaged(datum_bytes()) | st.binary(max_size=30))
 def test_damaged_datums(data: bytes) -> None:
     assert is_like(ours_of_datum(data), theirs_of_datum(data), data)
@@ -168,7 +169,7 @@ def test_tensors(data: bytes) -> None:
     assert ours_of_tensors(data) == theirs_of_tensors(data) != None  # noqa: E711
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(damaged(tensor_bytes()) | st.binary(max_size=30))
 def test_damaged_tensors(data: bytes) -> None:
     assert is_like(ours_of_tensors(data), theirs_of_tensors(data), data)
@@ -235,7 +236,7 @@ def keep(datum: Any) -> Sample:
     return Sample(datum.start, datum.stop, (datum.height,), datum.label or 0)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(
         st.tuples(st.integers(0, 300), st.integers(0, 3), st.sampled_from([5, 13])), max_size=20
@@ -267,7 +268,7 @@ def test_records_that_are_alike_are_parsed_like_the_others(
         assert next(sound, None) is None
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from([7, 14, 21, 28, 31, 32]).flatmap(
         lambda bits: st.lists(
@@ -384,7 +385,7 @@ def example_of(features: Features) -> bytes:
     return bytes(message.SerializeToString())
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(features_of_examples)
 def test_examples(features: Features) -> None:
     made = parse_example(example_of(features))
@@ -398,7 +399,7 @@ def test_examples(features: Features) -> None:
             assert made[name].tolist() == values
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(damaged(features_of_examples.map(example_of)) | st.binary(max_size=30))
 def test_damaged_examples_are_read_or_refused_by_name(data: bytes) -> None:
     try:
