@@ -158,20 +158,22 @@ class Judge:
         self._copy = Copy(folder)
         self._results = results
 
-    def judge(self, mutants: list[Mutant], until: float) -> None:
-        """Judge mutants of one file, until that time."""
+    def judge(self, mutants: list[Mutant], until: float) -> bool:
+        """Judge mutants of one file, until that time; returns whether that could be done."""
         file = mutants[0].file
         by, seconds = run_tests(self._copy.folder, self._modules[file], 600.0)
         if by:
-            raise SystemExit(f"the tests of {file} fail without a mutant: {by}")
+            print(f"the tests of {file} fail without a mutant: {by}", file=sys.stderr, flush=True)
+            return False
         print(f"{file}: its tests take {seconds:.1f} s", flush=True)
         limit_s = max(AT_LEAST_S, SLOWER * seconds)
         for mutant in mutants:
             if time.monotonic() > until:
-                return
+                return False
             with self._copy.planted(mutant):
                 by, seconds = run_tests(self._copy.folder, self._modules[file], limit_s)
             self._note(mutant, by, seconds)
+        return True
 
     def _note(self, mutant: Mutant, by: str, seconds: float) -> None:
         result = {
@@ -211,11 +213,10 @@ def run(
                 code = 1
                 try:
                     judge = Judge(modules, Path(folder, str(number)), results)
+                    is_whole = True
                     while taken := os.read(reads, 1):
-                        judge.judge(of_file[files[taken[0]]], until)
-                    code = 0
-                except SystemExit as error:
-                    print(error, file=sys.stderr, flush=True)
+                        is_whole &= judge.judge(of_file[files[taken[0]]], until)
+                    code = int(not is_whole)
                 finally:
                     os._exit(code)
             processes.append(pid)

@@ -6,20 +6,22 @@ _PROTOCOL = ("tests/feeder/service/protocol", "tests/simulation/test_membership.
 _SERVER = (
     "tests/feeder/service/server/test_groups.py",
     "tests/feeder/service/server/test_accounts.py",
+    "tests/feeder/service/server/test_position_check.py",
     "tests/feeder/service/server/test_dealing.py",
+    "tests/feeder/service/server/test_other_runs.py",
 )
 _SERVED = (
-    "tests/simulation/test_simulation.py",
-    "tests/feeder/service/server/test_checkpoints.py",
-    "tests/feeder/service/server/test_leases.py",
     "tests/feeder/service/client/test_undecided.py",
-    "tests/feeder/service/client/test_lost_server.py",
+    "tests/feeder/service/client/test_away.py",
+    "tests/feeder/service/client/test_other_numbers.py",
+    "tests/simulation/test_simulation.py",
 )
 _STREAM = ("tests/conformance/test_stream.py", "tests/conformance/test_resume_ends.py")
 _RESUMED = ("tests/conformance/test_resume_checks.py", "tests/conformance/test_resume_ends.py")
 _ORDERS = ("tests/workers/sources/orders", "tests/workers/sources/test_source.py")
-_STATE = ("tests/feeder/state", "tests/freeze")
+_STATE = ("tests/feeder/state", "tests/conformance/test_golden_files.py")
 _LOADERS = (
+    "tests/feeder/adapters/test_loops.py",
     "tests/adapters/test_torch_loader.py",
     "tests/adapters/test_torch_states.py",
     "tests/adapters/test_torch_draws.py",
@@ -29,7 +31,7 @@ CORE = {
     "feeder/service/protocol/membership.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/protocol/session.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/server/delivery.py": (*_SERVER, *_SERVED),
-    "feeder/service/client/lease.py": (*_SERVED, "tests/feeder/service/client"),
+    "feeder/service/client/lease.py": _SERVED,
     "workers/stream/merge.py": ("tests/workers/stream/test_merge.py", *_STREAM),
     "workers/stream/assembler.py": (
         "tests/workers/stream/test_assembler.py",
