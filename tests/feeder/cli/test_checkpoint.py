@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,25 +13,14 @@ import pytest
 
 import feeder
 import jobs
+from commands import end, folder, serving
 from crashes.positions import snapshot_at
 from feeder import cli
 from feeder.checkpoint.store import CheckpointStore
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
 from feeder.service.client import io_loop
 
-END_S = 20.0
-FEEDS = """
-import numpy as np
-import feeder
-
-def fetch(call):
-    if call.index == 50:
-        raise StopIteration
-    return [np.arange(3) + 100 * call.index]
-
-def make():
-    return feeder.init_data_input_workers(["x"], fetch, 4, coordinator=feeder.Coordinator())
-"""
+__all__ = ["folder"]
 
 
 @pytest.fixture
@@ -76,8 +61,11 @@ def test_list_says_what_is_there_from_old_to_new(
     assert lines[3:] == ["job/node.7  2 entries, 26 bytes; e 7"]
 
 
-def test_list_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_nothing_nothing_is_listed_or_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(capsys, "list", str(tmp_path)) == (0, [f"no checkpoints in {tmp_path}"], "")
+    assert run(capsys, "prune", str(tmp_path), "--keep=1")[:2] == (0, ["0 removed, 0 left"])
 
 
 def test_verify_reads_all_and_fails_where_one_is_damaged(
@@ -96,16 +84,6 @@ def test_verify_reads_all_and_fails_where_one_is_damaged(
     assert [line.split()[0] for line in lines[:-1]] == ["whole", "DAMAGED", "whole", "DAMAGED"]
     assert run(capsys, "verify", store.url, "feed.00000002")[0] == 0
     assert run(capsys, "verify", store.url, "job/node.7")[0] == 1
-
-
-def test_what_cannot_be_a_name_is_not_called_damaged(
-    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As where two folders are given."""
-    for action in ("verify", "show"):
-        status, lines, err = run(capsys, action, store.url, "../other")
-        assert (status, lines) == (1, [])
-        assert err.startswith("feeder: '../other' cannot be the name of a checkpoint")
 
 
 @pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
@@ -193,12 +171,6 @@ def test_prune_never_removes_the_newest_that_is_whole(
     assert len(store.names("feed.")) == 2
 
 
-def test_prune_of_nothing_removes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(capsys, "prune", str(tmp_path), "--keep=1")[:2] == (0, ["0 removed, 0 left"])
-
-
 def test_prune_leaves_a_folder_alone_that_is_being_written_to(
     store: CheckpointStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,95 +184,50 @@ def test_prune_leaves_a_folder_alone_that_is_being_written_to(
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (
-            ["show", "{}", "none"],
-            1,
-            "there is no checkpoint '{}/none'; the newest there are ['job/",
-        ),
-        (
-            ["verify", "{}", "none"],
-            1,
-            "there is no checkpoint '{}/none'; the newest there are ['job/",
-        ),
-        (["list", "{}/no/where"], 1, "there is no folder '{}/no/where/'; name one that "),
-        (["list", "{}/no"], 1, "there is no folder '{}/no/'; name one that "),
-        (["verify", "{}/no"], 1, "there is no folder '{}/no/'; name one that "),
-        (["show", "{}/no"], 1, "there is no folder '{}/no/'; name one that "),
-        (["prune", "file://{}/no", "--keep=1"], 1, "there is no folder '{}/no/'; name one that "),
-        (["list", "{}/job/node.7"], 1, "Not a directory; put a folder there, not a file"),
-        (["list", "http://x"], 2, "'http://x' cannot be the place of checkpoints"),
-        (["prune", "{}", "--keep=1", "--writer=a/b"], 2, "writer is 'a/b', expected"),
+        ("show {} none", 1, "there is no checkpoint '{}/none'; the newest there are ['job/"),
+        ("verify {} none", 1, "there is no checkpoint '{}/none'; the newest there are ['job/"),
+        ("list {}/no", 1, "there is no folder '{}/no/'; name one that "),
+        ("verify {}/no", 1, "there is no folder '{}/no/'; name one that "),
+        ("show {}/no", 1, "there is no folder '{}/no/'; name one that "),
+        ("prune file://{}/no --keep=1", 1, "there is no folder '{}/no/'; name one that "),
+        ("list {}/job/node.7", 1, "Not a directory; put a folder there, not a file"),
+        ("list http://x", 2, "'http://x' cannot be the place of checkpoints"),
+        ("prune {} --keep=1 --writer=a/b", 2, "writer is 'a/b', expected"),
+        ("verify {} ../other", 1, "'../other' cannot be the name of a checkpoint"),
+        ("show {} ../other", 1, "'../other' cannot be the name of a checkpoint"),
     ],
-    ids=lambda value: str(value)[:20],
 )
 def test_what_is_wrong_is_told_in_a_line(
-    words: list[str],
-    status: int,
-    told: str,
-    store: CheckpointStore,
-    capsys: pytest.CaptureFixture[str],
+    words: str, status: int, told: str, store: CheckpointStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(3):
         store.remove(f"feed.0000000{number}")
-    ended, lines, said = run(capsys, *(word.format(store.url) for word in words))
+    ended, lines, said = run(capsys, *words.format(store.url).split())
     assert (ended, lines) == (status, [])
     assert said.startswith("feeder: ")
     assert told.format(store.url) in said
     assert not os.path.exists(f"{store.url}/no")
 
 
-@pytest.mark.parametrize("words", [[], ["list"], ["prune", "x"], ["prune", "x", "--keep=0"]])
-def test_usage_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run(capsys, *words)
-    assert caught.value.code == 2
-    assert "usage: feeder checkpoint" in capsys.readouterr().err
-
-
 # ---- served
-
-
-@contextmanager
-def serving(folder: Path, *words: str) -> Iterator[str]:
-    """`feeder serve` with checkpoints in `folder/run`, until told to end; its address."""
-    (folder / "some_feeds.py").write_text(FEEDS)
-    address = f"ipc://{folder}/feed.sock"
-    command = [sys.executable, "-m", "feeder", "serve", "some_feeds:make", "--bind", address]
-    env = os.environ | {"PYTHONPATH": str(Path(feeder.__file__).parents[1])}
-    with subprocess.Popen(
-        [*command, *words], cwd=folder, env=env, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            assert re.match(r"serving feed 'train', 1 queue, at ", process.stdout.readline())
-            yield address
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(END_S) == 0
-            assert process.stderr.read() == ""
-        finally:
-            process.kill()
 
 
 @pytest.mark.process
 def test_a_server_goes_on_where_its_consumers_were(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(io_loop, "_FAREWELL_S", 10.0)
     steps: list[int] = []
-    for _ in range(3):
+    for num in (15, 15, 15):
         words = ["--checkpoint-dir", "run", "--keep=2", "--resume", "latest"]
-        with serving(tmp_path, *words) as address, feeder.connect(address) as consumer:
-            steps += [batch.step for _, batch in zip(range(15), consumer, strict=False)]
-    assert steps == list(range(38))
-    assert run(capsys, "verify", str(tmp_path / "run"))[:2] != (1, [])
-    names = CheckpointStore(tmp_path / "run").names()
-    assert names == ["feed.00000001", "feed.00000002"]
-    with (
-        serving(tmp_path, "--resume", f"run/{names[0]}") as address,
-        feeder.connect(address) as consumer,
-    ):
+        with serving("make", *words) as (process, _):
+            with feeder.connect() as consumer:
+                steps += [batch.step for _, batch in zip(range(num), consumer, strict=False)]
+            assert end(process, signal.SIGTERM) == ""
+    assert steps == list(range(40))
+    with CheckpointStore(folder / "run") as store:
+        assert store.names() == ["feed.00000001", "feed.00000002"]
+    with serving("make", "--resume", "run/feed.00000001"), feeder.connect() as consumer:
         assert next(consumer).step == 30
 
 
