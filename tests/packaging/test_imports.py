@@ -23,6 +23,7 @@ IMPORT_MS = 20.0
 """What `import feeder` may take of CPU over the packages that it needs, the best of three."""
 
 STEPS = {
+    "help": "import feeder.cli; feeder.cli._make_parser([]).format_help()",
     "feeder": "import feeder",
     "a trainer": "feeder.connect, feeder.init_data_input_workers",
     "jobs": "import feeder.job",
@@ -72,6 +73,7 @@ def test_each_step_loads_what_it_needs_and_no_extra(told: Any) -> None:
     loaded = {step: set(modules) for step, modules in told[0].items()}
     tops = {step: {name.partition(".")[0] for name in loaded[step]} for step in loaded}
     assert not tops["the status page"] & NEVER_FOR_THE_API  # nor any step before it
+    assert not tops["help"] & {"msgspec", "numpy", "zmq"}
     assert "zmq" not in tops["feeder"]
     assert "http" not in tops["a trainer"] and "http" in tops["the status page"]
     assert "feeder.workers.sources" not in loaded["a trainer"]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from feeder import cli
+from commands import status
 from feeder.cli import doctor
 from feeder.service.net.keys import ClientKeys, ServerKeys
 
@@ -26,39 +24,17 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return runtime
 
 
-def run(command: list[str]) -> int:
-    """Run the command; its status where argparse exits, too."""
-    try:
-        return cli.main(command)
-    except SystemExit as left:
-        return int(left.code or 0)
-
-
-@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS)))
-def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([name, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"usage: feeder {name} ")
-
-
-@pytest.mark.process
-@pytest.mark.fresh
-def test_help_names_every_command_and_loads_none() -> None:
-    code = (
-        "import sys; from feeder.cli import main\n"
-        "try: main(['--help'])\n"
-        "finally: print([m for m in ('msgspec', 'numpy', 'zmq') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0
-    assert done.stdout.endswith("[]\n")
-    assert [line for line in cli.COMMANDS.values() if line not in done.stdout] == []
-
-
-@pytest.mark.parametrize(
-    "command", [[], ["nothing"], ["keygen"], ["doctor", "x"], ["inspect", "a", "b"], ["--quiet"]]
-)
-def test_wrong_usage_is_status_2(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(command) == 2
+@pytest.mark.parametrize("words", [
+    "", "nothing", "keygen", "doctor x", "inspect a b", "--quiet",
+    "checkpoint", "checkpoint list", "checkpoint prune x", "checkpoint prune x --keep=0",
+    "consume nonsense", "consume --limit=0", "consume --plane=air", "consume --credit=9999",
+    "serve served_feeds", "serve served_feeds:", "serve :make", "serve a:b:make",
+    "serve x:make --queues=0", "serve x:make --queues=x", "serve x:make --lease=0",
+    "serve x:make --lease=nan", "serve x:make --bind=udp://x", "serve x:make --exit-when=later",
+    "top nonsense", "top --every 0", "top --every soon", "top a b",
+])  # fmt: skip
+def test_wrong_usage_is_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(*words.split()) == 2
     assert capsys.readouterr().err.startswith("usage: feeder")
 
 
@@ -67,14 +43,14 @@ def test_inspect_tells_an_error_in_one_line(
 ) -> None:
     (tmp_path / "snapshot").write_bytes(b"no snapshot")
     for path in (tmp_path / "snapshot", "/dev/zero"):
-        assert run(["inspect", str(path)]) == 1
+        assert status("inspect", str(path)) == 1
         assert capsys.readouterr().err.startswith("feeder: ")
 
 
 def test_keygen_makes_keys_for_both_sides(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["keygen", str(tmp_path / "a dir")]) == 0
+    assert status("keygen", str(tmp_path / "a dir")) == 0
     told = capsys.readouterr().out
     assert f"wrote {tmp_path}/a dir/server.key_secret\n" in told
     assert f"scp -p '{tmp_path}/a dir/server.key' '{tmp_path}/a dir/client.key_secret'" in told
@@ -82,26 +58,33 @@ def test_keygen_makes_keys_for_both_sides(
     assert ServerKeys.from_directory(tmp_path / "a dir").allowed == {client.public}
 
 
-def test_whoever_is_let_in_is_said_by_this_user_alone(tmp_path: Path) -> None:
+def test_whoever_is_let_in_is_said_by_this_user_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = os.umask(0)
     try:
-        assert run(["keygen", str(tmp_path / "new")]) == 0
+        assert status("keygen", str(tmp_path / "new")) == 0
     finally:
         os.umask(before)
-    for folder in (tmp_path / "new", tmp_path / "new/clients"):
+    for folder in (tmp_path / "new/clients", tmp_path / "new"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        folder.chmod(0o777)
+        serve = ("serve", "served_feeds:make", "--bind=tcp://127.0.0.1:0")
+        assert status(*serve, f"--keys={tmp_path}/new") == 2
+        refused = f"key folder '{folder}' has mode 0777: anybody on this host may let"
+        assert refused in capsys.readouterr().err
 
 
 def test_keygen_adds_clients_and_overwrites_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["keygen", str(tmp_path), "--name", "a"]) == 0
+    assert status("keygen", str(tmp_path), "--name", "a") == 0
     first = ServerKeys.from_directory(tmp_path)
-    assert run(["keygen", str(tmp_path), "--name", "b"]) == 0
+    assert status("keygen", str(tmp_path), "--name", "b") == 0
     second = ServerKeys.from_directory(tmp_path)
     assert (first.public, first.secret) == (second.public, second.secret)
     assert first.allowed < second.allowed and len(second.allowed) == 2
-    assert run(["keygen", str(tmp_path), "--name", "b"]) == 2
+    assert status("keygen", str(tmp_path), "--name", "b") == 2
     assert "is not overwritten" in capsys.readouterr().err
     assert ServerKeys.from_directory(tmp_path) == second
 
@@ -112,7 +95,7 @@ def test_keygen_overwrites_no_half_of_a_pair(
 ) -> None:
     (tmp_path / "clients").mkdir()
     (tmp_path / left).write_text("precious")
-    assert run(["keygen", str(tmp_path)]) == 2
+    assert status("keygen", str(tmp_path)) == 2
     assert f"{tmp_path / left}' is there" in capsys.readouterr().err
     assert (tmp_path / left).read_text() == "precious"
     assert not (tmp_path / "server.key_secret").exists()
@@ -122,21 +105,18 @@ def test_keygen_overwrites_no_half_of_a_pair(
 def test_keygen_takes_plain_names(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["keygen", str(tmp_path), f"--name={name}"]) == 2
+    assert status("keygen", str(tmp_path), f"--name={name}") == 2
     assert f"client name {name!r}" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["runtime"]
 
 
-def test_keygen_tells_where_it_cannot_write(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    assert run(["keygen", str(tmp_path / "file")]) == 2
+def test_keygen_tells_where_it_cannot_write(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("keygen", __file__) == 2
     assert "keys cannot be written" in capsys.readouterr().err
 
 
 def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor"]) == 0
+    assert status("doctor") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(doctor.CHECKS)
     assert {line.split()[0] for line in lines} <= {"ok", "warning"}
@@ -168,7 +148,7 @@ def test_doctor_ends_with_1_where_there_is_a_problem(
     runtime: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (runtime / "feeder").mkdir(mode=0o755)
-    assert run(["doctor"]) == 1
+    assert status("doctor") == 1
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "problem" in line]
     assert "mode 0755, expected 0700" in line
 
