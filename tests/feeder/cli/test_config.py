@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
-import select
+import signal
 import socket
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import feeder
+from commands import end, read_line, started, told
 from feeder import cli
 from feedfiles import FEED, folder
+from project import ROOT
 
 __all__ = ["folder"]
 
-READY_S, END_S = 10.0, 20.0
 SERVED = FEED + 'fetch = "filed_feeds:fetch"\nmax_buffered_bytes = 1000000\n'
 
 
@@ -27,7 +27,7 @@ def config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A configuration, and a private directory of sockets."""
     (folder / "runtime").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(feeder.__file__).parent.parent))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     path = folder / "feed.toml"
     path.write_text("[server]\nqueues = 1\n" + SERVED)
     return path
@@ -36,11 +36,15 @@ def config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one line that is told where a command is refused."""
     assert cli.main(words) == 2
-    told = capsys.readouterr()
-    (line,) = told.err.splitlines()
-    assert told.out == ""
-    assert line.startswith("feeder: ")
-    return line.removeprefix("feeder: ")
+    return told(capsys)
+
+
+@contextmanager
+def served(*words: str) -> Iterator[str]:
+    """A server in a process of its own, its line; it ends well."""
+    with started("serve", *words) as process:
+        yield read_line(process)
+        assert end(process, signal.SIGTERM) == ""
 
 
 # ---- serving
@@ -53,53 +57,25 @@ def test_what_a_configuration_says_is_served(by: str, monkeypatch: pytest.Monkey
     if by == "variable":
         monkeypatch.setenv("FEEDER_CONFIG", "feed.toml")
         words = []
-    command = [sys.executable, "-m", "feeder", "serve", *words, "--queues=2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert select.select([process.stdout], [], [], READY_S)[0], "no line came"
-            assert process.stdout.readline().startswith("serving feed 'train', 2 queues, at ")
-            with feeder.connect(queue=0) as left, feeder.connect(queue=1) as right:
-                rows = [next(left)["x"][:, 0].tolist(), next(right)["x"][:, 0].tolist()]
-            assert rows == [[0] * 4 + [1] * 4, [2] * 4]
-            process.terminate()
-            assert process.wait(END_S) == 0
-        finally:
-            process.kill()
+    with served(*words, "--queues=2") as line:
+        assert line.startswith("serving feed 'train', 2 queues, at ")
+        with feeder.connect(queue=0) as left, feeder.connect(queue=1) as right:
+            rows = [next(left)["x"][:, 0].tolist(), next(right)["x"][:, 0].tolist()]
+    assert rows == [[0] * 4 + [1] * 4, [2] * 4]
 
 
 @pytest.mark.process
-def test_what_was_used_is_stored_and_gone_on_from(config: Path) -> None:
+def test_what_was_used_is_stored_and_gone_on_from(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config.write_text(SERVED + "epochs = 2\n[checkpoint]\nurl = 'kept'\nresume = 'latest'\n")
     seen = []
     for limit in ("2", "9"):
-        served = [sys.executable, "-m", "feeder", "serve", "--config", "feed.toml"]
-        with subprocess.Popen(served, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                assert select.select([process.stdout], [], [], READY_S)[0], "no line came"
-                consume = [*served[:3], "consume", f"--limit={limit}", "--every=1"]
-                done = subprocess.run(consume, capture_output=True, text=True, timeout=END_S)
-                seen.append(re.findall(r"^step (\d+)", done.stdout, re.MULTILINE))
-                process.terminate()
-                assert process.wait(END_S) == 0
-            finally:
-                process.kill()
+        with served("--config", "feed.toml"):
+            assert cli.main(["consume", f"--limit={limit}", "--every=1"]) == 0
+            seen.append(re.findall(r"^step (\d+)", capsys.readouterr().out, re.MULTILINE))
     # Each epoch has 12 rows, in batches of 8.
     assert seen == [["0", "1"], ["2", "3"]]
-
-
-def test_a_target_and_feeds_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    line = refused(capsys, "serve", "filed_feeds:make", "--config", "feed.toml")
-    assert line.startswith(
-        "'filed_feeds:make' is given, and the configuration has feeds of its own"
-    )
-
-
-def test_nothing_to_serve_is_told(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config.write_text("[server]\nqueues = 2\n")
-    line = refused(capsys, "serve", "--config", "feed.toml")
-    assert line.startswith("there is nothing to serve: give MODULE:ATTR, or --config FILE with")
 
 
 @pytest.mark.served
@@ -114,16 +90,6 @@ def test_a_port_in_use_is_told_with_its_line(
         assert line.startswith(f"feed.toml:3: {why}")
         line = refused(capsys, "serve", "--config", "feed.toml", "--bind", address)
         assert line.startswith(f"--bind: {why}")
-
-
-def test_an_open_port_without_keys_is_told_with_its_line(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config.write_text("[server]\naddresses = ['tcp://0.0.0.0:0']\n" + SERVED)
-    for word in ("serve", "check"):
-        words = ["serve", "--config"] if word == "serve" else ["config", "check"]
-        line = refused(capsys, *words, "feed.toml")
-        assert line.startswith("feed.toml:2: address 'tcp://0.0.0.0:0' can be reached from other")
 
 
 # ---- config
@@ -151,6 +117,7 @@ def test_check_says_what_is_fed_and_advises(
         ("exit_when = 'later'", "feed.toml:2: exit_when is 'later', expected 'never' or"),
         ("addresses = 'udp://x'", "feed.toml:2: 'udp://x' is no address: expected 'tcp://"),
         ("addresses = ['ipc://a', 'ipc://a']", "feed.toml:2: address 'ipc://"),
+        ("addresses = ['tcp://0.0.0.0:0']", "feed.toml:2: address 'tcp://0.0.0.0:0' can be reach"),
         ("keys = 'nowhere'", "feed.toml:2: "),
     ],
 )
@@ -163,30 +130,47 @@ def test_check_refuses_what_serve_would(
     assert refused(capsys, "serve", "--config", "feed.toml") == checked
 
 
-def test_check_refuses_a_configuration_without_feeds(
-    config: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "text", "says"),
+    [
+        (
+            "serve filed_feeds:make --config feed.toml",
+            SERVED,
+            "'filed_feeds:make' is given, and the config",
+        ),
+        (
+            "serve --config feed.toml",
+            "",
+            "there is nothing to serve: give MODULE:ATTR, or --config FILE wi",
+        ),
+        ("config check feed.toml", "", "feed.toml: there is no feed: give it a table [feeds.NAME]"),
+        (
+            "config check feed.toml",
+            SERVED + "order = 'arrival'\n",
+            "feed.toml:2: feed 'train' has order='ar",
+        ),
+        (
+            "config check no-feed.toml",
+            "",
+            "configuration 'no-feed.toml' cannot be read: No such file or dir",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_served_is_told(
+    words: str, text: str, says: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config.write_text("[server]\nqueues = 2\n")
-    line = refused(capsys, "config", "check", "feed.toml")
-    assert line == "feed.toml: there is no feed: give it a table [feeds.NAME]"
-
-
-def test_check_refuses_order_of_arrival_on_two_queues(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config.write_text("[server]\nqueues = 2\n" + SERVED + "order = 'arrival'\n")
-    line = refused(capsys, "config", "check", "feed.toml")
-    assert "feed 'train' has order='arrival' and 2 queues" in line
+    config.write_text(f"[server]\nqueues = 2\n{text}")
+    assert refused(capsys, *words.split()).startswith(says)
 
 
 def test_show_tells_who_gave_what(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEEDER_FEEDS_TRAIN_SEED", "3")
-    assert cli.main(["config", "show", "feed.toml", "--lease=9", "--bind=ipc://x"]) == 0
+    assert cli.main(["config", "show", "feed.toml", "--lease=9", "--insecure"]) == 0
     lines = {line.partition(" = ")[0]: line for line in capsys.readouterr().out.splitlines()}
     told = {
-        "addresses": "--bind",
+        "insecure": "--insecure",
         "lease": "--lease",
         "queues": "feed.toml:2",
         "seed": "FEEDER_FEEDS_TRAIN_SEED",
@@ -204,8 +188,3 @@ def test_where_an_error_comes_from_is_shown_where_it_is_asked_for(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback ")
     assert lines[-1].startswith("feeder: feed.toml:1: unknown table 'servre'")
-
-
-def test_a_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    line = refused(capsys, "config", "check", os.path.join("no", "such.toml"))
-    assert line == "configuration 'no/such.toml' cannot be read: No such file or directory"
