@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import os
@@ -12,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import tty
 import urllib.request
 from collections import Counter, deque
@@ -59,43 +57,22 @@ def output(tmp_path: Path) -> Path:
 
 
 def test_quick_demo_ends_equal_and_draws(output: Path) -> None:
-    command = [sys.executable, "-m", "feeder", "demo", *QUICK, f"--output={output}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "EQUAL bit for bit" in done.stdout
-    assert "NOT EQUAL" not in done.stdout
-    assert done.stderr == ""
+    """And it names the page on which it can be watched."""
+    command = [sys.executable, "-u", "-m", "feeder", "demo", *QUICK, f"--output={output}"]
+    environment = os.environ | {"COLUMNS": "100"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as demo:
+        assert demo.stdout is not None and demo.stderr is not None
+        first = demo.stdout.readline()
+        assert re.search(r"http://127\.0\.0\.1:[0-9]+/", first), first
+        said, errors = demo.communicate()
+    assert (demo.returncode, errors) == (0, ""), said
+    assert "EQUAL bit for bit" in said
+    assert "NOT EQUAL" not in said
     picture = output.read_bytes()
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", picture[16:24]) == (1920, 1440)
     assert len(picture) > 60_000  # an empty page of that size has a tenth of it
-
-
-def test_the_page_that_it_names_is_there_while_it_runs(output: Path) -> None:
-    command = [sys.executable, "-u", "-m", "feeder", "demo", *QUICK, f"--output={output}"]
-    environment = os.environ | {"COLUMNS": "100"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as demo:
-        assert demo.stdout is not None
-        first = demo.stdout.readline()
-        url = re.search(r"http://127\.0\.0\.1:[0-9]+/", first)
-        assert url is not None, first
-        opened = threading.Event()
-        seen: list[int] = []
-
-        def look() -> None:
-            while not seen and demo.poll() is None:
-                with (
-                    contextlib.suppress(OSError),
-                    urllib.request.urlopen(url[0], timeout=5) as page,
-                ):
-                    seen.append(page.status)
-                opened.wait(0.02)
-
-        looker = threading.Thread(target=look)
-        looker.start()
-        said = demo.stdout.read()
-        looker.join()
-    assert (demo.returncode, seen) == (0, [200]), said
 
 
 def meddle_with_checkpoints(
@@ -125,15 +102,6 @@ def run_expecting_difference(output: Path, capsys: pytest.CaptureFixture[str]) -
     return " ".join(printed.split())
 
 
-def test_untouched_checkpoints_are_equal(
-    output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What the planted faults below are measured against: meddling that changes nothing."""
-    meddle_with_checkpoints(monkeypatch, lambda content: None)
-    assert demo.main([*QUICK, f"--output={output}"]) == 0
-    assert "EQUAL bit for bit" in capsys.readouterr().out
-
-
 def test_one_bit_of_the_weights_is_noticed(
     output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,36 +129,23 @@ def test_an_older_position_in_the_stream_is_noticed(
     assert "batches at the end" in printed
 
 
-def test_a_process_that_fails_by_itself_is_told(
-    output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [sys.executable, "-c", "raise SystemExit('out of luck')"]
-    monkeypatch.setattr(supervisor, "training_command", lambda *arguments: command)
+@pytest.mark.parametrize(
+    ("which", "code", "limit_s", "told"),
+    [
+        ("training_command", "raise SystemExit('out of luck')", 60.0, "with code 1"),
+        ("training_command", "input()", 0.01, "it may take 0.01 s"),
+        ("server_command", "raise SystemExit('no server today')", 4.0, "no server today"),
+    ],
+)
+def test_a_process_that_fails_by_itself_or_hangs_is_told(
+    which: str, code: str, limit_s: float, told: str, output: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(supervisor, which, lambda *arguments: [sys.executable, "-c", code])
+    monkeypatch.setattr(supervisor, "RUN_LIMIT_S", limit_s)
     assert demo.main([*QUICK, f"--output={output}"]) == 1
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "out of luck" in printed
-    assert "with code 1" in printed
+    assert told in " ".join(capsys.readouterr().out.split())
     assert not output.exists()
-
-
-def test_a_process_that_hangs_is_ended(
-    output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [sys.executable, "-c", "input()"]
-    monkeypatch.setattr(supervisor, "training_command", lambda *arguments: command)
-    monkeypatch.setattr(supervisor, "RUN_LIMIT_S", 0.01)
-    assert demo.main([*QUICK, f"--output={output}"]) == 1
-    assert "it may take 0.01 s" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_server_that_fails_by_itself_is_told(
-    output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [sys.executable, "-c", "raise SystemExit('no server today')"]
-    monkeypatch.setattr(supervisor, "server_command", lambda *arguments: command)
-    monkeypatch.setattr(supervisor, "RUN_LIMIT_S", 4.0)
-    assert demo.main([*QUICK, f"--output={output}"]) == 1
-    assert "no server today" in capsys.readouterr().out
 
 
 def test_processes_end_with_their_supervisor(tmp_path: Path) -> None:
@@ -318,28 +273,6 @@ def make_run(*losses: float) -> Training:
     return Training(lives=(Life(start=0, steps=steps, result=result),), result=result)
 
 
-def test_equal_runs_have_no_differences() -> None:
-    assert differences(make_run(2.0, 1.0), make_run(2.0, 1.0)) == []
-
-
-def test_the_last_bit_of_a_loss_is_a_difference() -> None:
-    (found,) = differences(make_run(2.0, 1.0), make_run(2.0, float(np.nextafter(1.0, 2.0))))
-    assert "number 2" in found
-
-
-def test_a_missing_step_is_a_difference() -> None:
-    (found,) = differences(make_run(2.0, 1.0), make_run(2.0))
-    assert found == "the number of steps: 2 undisturbed, 1 disturbed"
-
-
-@pytest.mark.parametrize("field", ["batches", "weights", "accuracy"])
-def test_each_part_of_the_result_counts(field: str) -> None:
-    run = make_run(2.0, 1.0)
-    other = dataclasses.replace(run, result=dataclasses.replace(run.result, **{field: 0}))
-    (found,) = differences(run, other)
-    assert found.startswith(f"{field} at the end")
-
-
 def make_killed_run() -> Training:
     """A training killed after step 2, which it did otherwise the second time."""
     killed = dataclasses.replace(make_run(2.0, 1.0).lives[0], result=None)
@@ -348,31 +281,46 @@ def make_killed_run() -> Training:
     return Training(lives=(killed, resumed), result=make_run().result)
 
 
-def test_a_step_that_differs_when_done_again_is_a_difference() -> None:
-    (found,) = differences(make_run(2.0, 1.0, 0.5), make_killed_run())
-    assert found.startswith("a step done again after a kill, number 2: loss 1.5")
+def result_with(field: str) -> Training:
+    run = make_run(2.0, 1.0)
+    return dataclasses.replace(run, result=dataclasses.replace(run.result, **{field: 0}))
 
 
-def test_the_trainer_that_differs_is_named() -> None:
-    same, other = make_run(2.0, 1.0), make_run(2.0, 1.5)
+@pytest.mark.parametrize(
+    ("losses", "other", "told"),
+    [
+        (
+            (2.0, 1.0),
+            make_run(2.0, float(np.nextafter(1.0, 2.0))),
+            "a step of the disturbed run, nu",
+        ),
+        ((2.0, 1.0), make_run(2.0), "the number of steps: 2 undisturbed, 1 disturbed"),
+        ((2.0, 1.0), result_with("batches"), "batches at the end"),
+        ((2.0, 1.0), result_with("weights"), "weights at the end"),
+        ((2.0, 1.0), result_with("accuracy"), "accuracy at the end"),
+        ((2.0, 1.0, 0.5), make_killed_run(), "a step done again after a kill, number 2: loss 1.5"),
+    ],
+)
+def test_a_difference_is_told(losses: tuple[float, ...], other: Training, told: str) -> None:
+    calm = make_run(*losses)
+    assert differences(calm, calm) == []
+    (found,) = differences(calm, other)
+    assert found.startswith(told)
     (found,) = differences_of_runs(
-        Run(trainings=(same, same), kills=()), Run(trainings=(same, other), kills=())
+        Run(trainings=(calm, calm), kills=()), Run(trainings=(calm, other), kills=())
     )
-    assert found.startswith("trainer 2: a step of the disturbed run, number 2")
+    assert found.startswith(f"trainer 2: {told}")
 
 
-@pytest.mark.parametrize(("num_killed", "told"), [(1, "1 process "), (2, "2 processes ")])
-def test_the_title_counts_the_processes_that_were_killed(num_killed: int, told: str) -> None:
+def test_processes_that_were_killed_are_counted() -> None:
     from demo.picture import title
 
     calm, killed = make_run(2.0, 1.0), make_killed_run()
-    run = Run(trainings=(*[killed] * num_killed, calm), kills=())
-    assert title(run, equal=True).startswith(told)
-
-
-def test_a_kill_of_all_is_one_of_each_process() -> None:
+    for num, told in ((1, "1 process "), (2, "2 processes ")):
+        run = Run(trainings=(*[killed] * num, calm), kills=())
+        assert title(run, equal=True).startswith(told)
     kills = (Kill(step=1, victims=(SERVER,)), Kill(step=2, victims=EVERYBODY))
-    assert Run(trainings=(make_killed_run(), make_killed_run()), kills=kills).num_killed == 4
+    assert Run(trainings=(killed, killed), kills=kills).num_killed == 4
 
 
 @pytest.fixture
@@ -412,14 +360,11 @@ def test_the_page_stays_until_a_key_is_pressed(
     assert termios.tcgetattr(keyboard) == before
 
 
-def test_the_page_goes_where_nobody_presses_a_key(
+def test_the_page_goes_where_nobody_presses_a_key_or_sits(
     terminal: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("demo.show.PAGE_S", 0.01)
     assert "press any key" in keep_page(terminal[1])
-
-
-def test_the_page_is_not_kept_where_nobody_sits(terminal: tuple[int, TextIO]) -> None:
     with open(os.devnull, encoding="utf-8") as nobody:
         assert keep_page(nobody) == ""
     assert keep_page(terminal[1], is_terminal=False) == ""

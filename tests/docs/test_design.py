@@ -18,6 +18,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
+from docs.pages import PAGES as READ
 from docs.pages import ROOT, section, table
 
 DOCS = ROOT / "docs"
@@ -101,19 +102,24 @@ def is_there(name: str, attribute: str) -> bool:
     return {name, attribute or name} <= words_of_code()
 
 
+def missing_files(text: str, folder: Path) -> list[str]:
+    """The links and files of a page in that folder that lead nowhere."""
+    linked = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
+    roots = "deploy|docs|feeder|scripts|tests|workers"
+    named = re.findall(rf"`((?:{roots})/[\w./@-]*)`", text)
+    return [name for name in linked if not (folder / name).exists()] + [
+        name for name in named if not (ROOT / name).exists()
+    ]
+
+
 def missing(page: Path) -> list[str]:
     """What a page names that is not there."""
-    text, wrong = text_of(page), []
-    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", text):
+    text = text_of(page)
+    wrong = missing_files(text, page.parent)
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", text):
         there = page.parent / target if target else page
-        if not there.exists() or (anchor and anchor not in anchors(there)):
+        if there.exists() and anchor not in anchors(there):
             wrong.append(f"{target}#{anchor}")
-    roots = "deploy|docs|feeder|scripts|tests|workers"
-    wrong += [
-        name
-        for name in re.findall(rf"`((?:{roots})/[\w./@-]*)`", text)
-        if not (ROOT / name).exists()
-    ]
     tests = names_in(tuple(TESTS), ast.FunctionDef)
     wrong += [name for name in re.findall(r"`(test_\w+)`", text) if name not in tests]
     return wrong + [
@@ -124,6 +130,11 @@ def missing(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_what_is_named_is_there(page: Path) -> None:
     assert missing(page) == []
+
+
+@pytest.mark.parametrize("page", READ, ids=name_of)
+def test_files_that_readers_are_sent_to_are_there(page: Path) -> None:
+    assert missing_files(page.read_text(encoding="utf-8"), page.parent) == []
 
 
 @pytest.mark.parametrize(
@@ -145,34 +156,27 @@ def test_what_is_not_there_is_seen(text: str, tmp_path: Path) -> None:
     assert len(missing(page)) == 1
 
 
-@pytest.mark.parametrize("page", PACKAGES, ids=name_of)
-def test_the_page_of_a_package_names_its_files(page: Path) -> None:
-    files = {path.name for path in page.parent.glob("*.py") if not path.name.startswith("__")}
-    assert {name for name in files if name not in text_of(page)} == set()
+def test_the_page_of_a_package_names_its_files() -> None:
+    files = [(page, path.name) for page in PACKAGES for path in page.parent.glob("*.py")
+             if not path.name.startswith("__")]  # fmt: skip
+    assert [(page, name) for page, name in files if name not in text_of(page)] == []
 
 
-@pytest.mark.parametrize("page", DESIGN, ids=name_of)
-def test_a_rule_has_its_test(page: Path) -> None:
-    if page.stem in ("README", "experiments"):
-        return
-    rules = re.findall(r"^\*\*.+?(?=\n\n|\Z)", text_of(page), re.MULTILINE | re.DOTALL)
-    assert len(rules) >= 5
+def test_a_rule_has_its_test() -> None:
+    pages = [page for page in DESIGN if page.stem not in ("README", "experiments")]
+    text = "\n\n".join(map(text_of, pages))
+    rules = re.findall(r"^\*\*.+?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert len(rules) >= 5 * len(pages)
     assert [rule for rule in rules if "`test_" not in rule] == []
 
 
-@pytest.mark.parametrize("page", DESIGN, ids=name_of)
-def test_a_page_of_the_design_is_short(page: Path) -> None:
-    assert page.stem == "experiments" or len(text_of(page).split()) <= 1000
-
-
-@pytest.mark.parametrize("record", RECORDS, ids=name_of)
-def test_a_record_is_short_and_has_its_parts(record: Path) -> None:
-    text = record.read_text(encoding="utf-8")
-    number = int(record.name[:4])
-    assert re.match(rf"# {number}\. .+\n\nStatus: (accepted|proposed|superseded)\b", text)
-    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert headings == ["Context", "Decision", "Consequences", "Tried"]
-    assert 120 <= len(text.split()) <= 350
+def test_a_record_has_its_parts() -> None:
+    for record in RECORDS:
+        text = record.read_text(encoding="utf-8")
+        status = rf"# {int(record.name[:4])}\. .+\n\nStatus: (accepted|proposed|superseded .*\]\(0)"
+        assert re.match(status, text), record.name
+        headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+        assert headings == ["Context", "Decision", "Consequences", "Tried"], record.name
 
 
 def test_records_are_numbered_and_listed() -> None:
@@ -183,24 +187,6 @@ def test_records_are_numbered_and_listed() -> None:
     assert [row[0] for row in rows] == [
         f"[{i}]({record.name})" for i, record in enumerate(RECORDS, 1)
     ]
-
-
-def test_what_is_superseded_names_what_took_its_place() -> None:
-    texts = [record.read_text(encoding="utf-8") for record in RECORDS]
-    statuses = re.findall(r"^Status: superseded.*$", "\n".join(texts), re.MULTILINE)
-    assert statuses
-    assert [status for status in statuses if "](0" not in status] == []
-
-
-def test_contributing_is_two_pages() -> None:
-    assert (ROOT / "CONTRIBUTING.md").stat().st_size <= 12 * 1024
-
-
-def test_the_glossary_has_twelve_words_at_most() -> None:
-    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
-    assert len(table(text)) <= 12
-    words = [row[0] for row in table(section(DOCS / "glossary.md", "Where a stream stands"))]
-    assert words == ["position", "cut", "token", "state dict", "snapshot", "checkpoint"]
 
 
 # ---- the map

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import jobs
 from docs.pages import ROOT, block_titled, blocks_of
 from docs.story import Story
 
@@ -45,7 +44,3 @@ def test_the_page_runs_on_a_ray_of_its_own(scratch: Path) -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_the_page_tells_the_totals_of_the_tests() -> None:
-    assert any(f"{jobs.TOTALS[-1]})" in block.code for block in blocks_of(PAGE))

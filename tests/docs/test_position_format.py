@@ -164,14 +164,12 @@ def test_feeds_and_their_rows_come_in_order(page: dict[str, Any]) -> None:
     assert rows == [b"\7", b"\10", b"\7\7", b"\10\10"]
 
 
-@pytest.mark.parametrize("value", [
-    (), (1, ("a", b"b")), 2**200, -(2**64), {"k": [1.5, None, True]}, "\udcff", {1: 2, (3): ()},
-])  # fmt: skip
-def test_the_pages_reader_reads_values(value: Any, page: dict[str, Any]) -> None:
-    assert page["read_value"](codec.pack(value)) == value
-
-
-def test_the_pages_reader_reads_arrays(page: dict[str, Any]) -> None:
+def test_the_pages_reader_reads_values_and_arrays(page: dict[str, Any]) -> None:
+    values = (
+        (), (1, ("a", b"b")), 2**200, -(2**64), {"k": [1.5, None, True]}, "\udcff", {1: 2, (3): ()}
+    )  # fmt: skip
+    for value in values:
+        assert page["read_value"](codec.pack(value)) == value
     for array in (np.arange(6, dtype="<u2").reshape(2, 3), np.zeros(2, POINT)):
         dtype, shape, raw = page["read_value"](codec.pack(array))
         assert (np.dtype(dtype), tuple(shape), raw) == (array.dtype, array.shape, array.tobytes())
@@ -180,16 +178,6 @@ def test_the_pages_reader_reads_arrays(page: dict[str, Any]) -> None:
 def damaged(data: bytes) -> list[bytes]:
     flipped = [data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :] for i in range(len(data))]
     return [*flipped, data[:-1], data + b"\0"]
-
-
-def test_the_pages_reader_refuses_what_is_damaged(page: dict[str, Any]) -> None:
-    coordinator, batch = feed(Seek(), 1)
-    assert batch is not None
-    for read, data in (("read_snapshot", bytes(coordinator.snapshot())),
-                       ("read_token", batch.cut.token())):  # fmt: skip
-        for wrong in damaged(data):
-            with pytest.raises(ValueError):
-                page[read](wrong)
 
 
 def stored(folder: Path) -> bytes:
@@ -218,10 +206,17 @@ def test_the_pages_reader_reads_checkpoints(page: dict[str, Any], tmp_path: Path
             )  # fmt: skip
 
 
-def test_the_pages_reader_refuses_damaged_checkpoints(page: dict[str, Any], tmp_path: Path) -> None:
-    for wrong in damaged(stored(tmp_path)):
-        with pytest.raises(ValueError):
-            page["read_checkpoint"](wrong)
+def test_the_pages_reader_refuses_what_is_damaged(page: dict[str, Any], tmp_path: Path) -> None:
+    coordinator, batch = feed(Seek(), 1)
+    assert batch is not None
+    whole = {
+        "read_snapshot": bytes(coordinator.snapshot()), "read_token": batch.cut.token(),
+        "read_checkpoint": stored(tmp_path),
+    }  # fmt: skip
+    for read, data in whole.items():
+        for wrong in damaged(data):
+            with pytest.raises(ValueError):
+                page[read](wrong)
 
 
 def test_a_position_in_a_checkpoint_is_a_snapshot(page: dict[str, Any], tmp_path: Path) -> None:
@@ -249,13 +244,11 @@ def chunk_digest(arrays: list[np.ndarray]) -> int:
     return hasher.intdigest()
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 16384, 16385, 20000, 300_000])
-def test_a_chunks_digest_is_what_the_page_says(num_bytes: int) -> None:
-    chunk = [np.arange(num_bytes, dtype=np.uint8), np.ones((3, 2), np.float32)]
-    assert digest_chunk(chunk) == chunk_digest(chunk)
-
-
-def test_padding_counts_as_the_page_says() -> None:
+def test_a_chunks_digest_is_what_the_page_says() -> None:
+    for num_bytes in (0, 1, 16384, 16385, 20000, 300_000):
+        chunk = [np.arange(num_bytes, dtype=np.uint8), np.ones((3, 2), np.float32)]
+        assert digest_chunk(chunk) == chunk_digest(chunk)
+    # Padding counts as zeros.
     dtype = np.dtype([("flag", "i1"), ("value", "<f8")], align=True)
     padded, zeros = np.frombuffer(bytearray(b"9" * 48), dtype), np.zeros(3, dtype)
     for rows in (padded, zeros):

@@ -25,6 +25,7 @@ from feeder.service.net.security import MAX_REQUEST_BYTES
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.batches import MAX_FRAME_BYTES, pieces
 from feeder.service.protocol.session import CONSUMER, SERVER, Table
+from parts import some
 
 pytestmark = pytest.mark.process
 
@@ -33,18 +34,11 @@ BLOCK = block_titled(PAGE, "read_feed.py")
 MESSAGES = {**say.FROM_CONSUMER, **say.FROM_SERVER}
 
 
-@pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES.keys())
-def test_a_message_has_the_fields_of_its_table(kind: type[say.Message]) -> None:
-    fields = [field.name for field in msgspec.structs.fields(kind)]
-    assert [row[0] for row in table(section(PAGE, kind.__name__))] == fields
-
-
-@pytest.mark.parametrize(
-    ("heading", "kind"), [("A group of batches", say.Group), ("A span", say.Span)]
-)
-def test_an_array_has_the_fields_of_its_table_in_order(heading: str, kind: type) -> None:
-    fields = [field.name for field in msgspec.structs.fields(kind)]
-    assert [row[0] for row in table(section(PAGE, heading))] == fields
+def test_messages_and_arrays_have_the_fields_of_their_tables() -> None:
+    kinds = {kind.__name__: kind for kind in MESSAGES.values()}
+    for heading, kind in {**kinds, "A group of batches": say.Group, "A span": say.Span}.items():
+        fields = [field.name for field in msgspec.structs.fields(kind)]
+        assert [row[0] for row in table(section(PAGE, heading))] == fields, heading
 
 
 def test_no_message_is_left_out_or_made_up() -> None:
@@ -81,9 +75,9 @@ def in_words(moves: Table) -> str:
     return "".join(lines)
 
 
-@pytest.mark.parametrize(("whose", "moves"), [("consumer", CONSUMER), ("server", SERVER)])
-def test_a_session_moves_as_the_page_says(whose: str, moves: Table) -> None:
-    assert f"The {whose}'s:\n\n```text\n{in_words(moves)}```\n" in PAGE.read_text()
+def test_a_session_moves_as_the_page_says() -> None:
+    for whose, moves in (("consumer", CONSUMER), ("server", SERVER)):
+        assert f"The {whose}'s:\n\n```text\n{in_words(moves)}```\n" in PAGE.read_text()
 
 
 # ---- the page's consumer
@@ -205,6 +199,9 @@ def unchecked(token: bytes) -> tuple[int, list[Any]]:
     return token[2], fields
 
 
+CHECKSUMS = ("off", "sampled", "full")
+
+
 @contextmanager
 def read_by(
     reader: Callable[..., Any], server: feeder.Server, checksum: str = "full", **settings: Any
@@ -217,9 +214,10 @@ def read_by(
         made.close()
 
 
-@pytest.mark.parametrize("checksum", ["off", "sampled", "full"])
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "frames"])
-@pytest.mark.parametrize("name", FEEDS)
+@pytest.mark.parametrize(
+    ("name", "shared", "checksum"),
+    [(name, *way) for name in FEEDS for way in some(name, (True, False), CHECKSUMS)],
+)
 def test_the_pages_consumer_reads_what_the_library_reads(
     name: str, shared: bool, checksum: str, reader_of_the_page: Callable[..., Any]
 ) -> None:
