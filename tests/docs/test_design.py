@@ -28,6 +28,7 @@ WINGS = [ROOT / "workers", ROOT / "feeder"]
 PACKAGES = sorted(page for wing in WINGS for page in wing.rglob("README.md"))
 PAGES = [
     *DESIGN, *RECORDS, DOCS / "adr/README.md", DOCS / "glossary.md", ROOT / "CONTRIBUTING.md",
+    ROOT / "examples/README.md",
     *PACKAGES,
 ]  # fmt: skip
 CODE = sorted(path for wing in WINGS for path in wing.rglob("*.py"))

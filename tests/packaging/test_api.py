@@ -44,55 +44,49 @@ def test_public_names_are_sorted_and_complete() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         feeder.no_such_name  # noqa: B018
-
-
-@pytest.mark.parametrize("name", feeder.__all__)
-def test_public_name_is_documented(name: str) -> None:
-    value = getattr(feeder, name)
-    assert value.__doc__, f"feeder.{name} has no docstring"
-    silent = [
-        member
-        for member, code in vars(value).items()
-        if not member.startswith("_")
-        and isinstance(code, MEMBERS)
-        and not inspect.getdoc(getattr(value, member))
-    ]
-    assert silent == [], f"feeder.{name} has members without a docstring"
-
-
-@pytest.mark.parametrize(("module", "name"), PUBLIC)
-def test_a_public_name_reports_its_public_module(module: str, name: str) -> None:
-    value = getattr(sys.modules[module], name)
-    assert (value.__module__, value.__qualname__) == (module, name)
-    assert pickle.loads(pickle.dumps(value)) is value
-    assert not isinstance(value, types.FunctionType) or inspect.signature(value).parameters
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_an_error_is_pickled_by_its_public_name(name: str) -> None:
-    kind = getattr(feeder, name)
-    fields = {"worker_id": 3, "call": 7} if issubclass(kind, feeder.FetchError) else {}
-    data = pickle.dumps(kind("what happened", **fields), protocol=0)
-    assert f"cfeeder\n{name}\n".encode() in data
-    again = pickle.loads(data)
-    assert (type(again), str(again)) == (kind, "what happened")
-    assert {field: getattr(again, field) for field in fields} == fields
-
-
-def test_the_page_of_sources_is_that_of_workers_and_sorted() -> None:
-    assert feeder.sources.__all__ == sorted(feeder.workers.sources.__all__)
-    assert set(dir(feeder.sources)) >= set(feeder.sources.__all__)
-
-
-@pytest.mark.parametrize("name", feeder.sources.__all__)
-def test_a_source_is_the_one_of_workers_and_documented(name: str) -> None:
-    assert getattr(feeder.sources, name) is getattr(feeder.workers.sources, name)
-    assert inspect.getdoc(getattr(feeder.sources, name))
-
-
-def test_an_unknown_source_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"'feeder\.sources' has no attribute 'lmdb'"):
         feeder.sources.lmdb  # noqa: B018
+
+
+def test_public_names_and_their_members_are_documented() -> None:
+    for name in feeder.__all__:
+        value = getattr(feeder, name)
+        assert value.__doc__, f"feeder.{name} has no docstring"
+        silent = [
+            member
+            for member, code in vars(value).items()
+            if not member.startswith("_")
+            and isinstance(code, MEMBERS)
+            and not inspect.getdoc(getattr(value, member))
+        ]
+        assert silent == [], f"feeder.{name} has members without a docstring"
+
+
+def test_a_public_name_reports_its_public_module() -> None:
+    for module, name in PUBLIC:
+        value = getattr(sys.modules[module], name)
+        assert (value.__module__, value.__qualname__) == (module, name)
+        assert pickle.loads(pickle.dumps(value)) is value
+        assert not isinstance(value, types.FunctionType) or inspect.signature(value).parameters
+
+
+def test_an_error_is_pickled_by_its_public_name() -> None:
+    for name in ERRORS:
+        kind = getattr(feeder, name)
+        fields = {"worker_id": 3, "call": 7} if issubclass(kind, feeder.FetchError) else {}
+        data = pickle.dumps(kind("what happened", **fields), protocol=0)
+        assert f"cfeeder\n{name}\n".encode() in data
+        again = pickle.loads(data)
+        assert (type(again), str(again)) == (kind, "what happened")
+        assert {field: getattr(again, field) for field in fields} == fields
+
+
+def test_the_page_of_sources_is_that_of_workers_sorted_and_documented() -> None:
+    assert feeder.sources.__all__ == sorted(feeder.workers.sources.__all__)
+    assert set(dir(feeder.sources)) >= set(feeder.sources.__all__)
+    for name in feeder.sources.__all__:
+        assert getattr(feeder.sources, name) is getattr(feeder.workers.sources, name)
+        assert inspect.getdoc(getattr(feeder.sources, name)), name
 
 
 def imported_by(path: Path) -> set[str]:

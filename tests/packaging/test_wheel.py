@@ -28,20 +28,13 @@ EXTRAS = {
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the wheel, built from this folder."""
-    folder = tmp_path_factory.mktemp("wheel")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what the wheel holds, which is built from this folder."""
+    wheel, folder = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("unpacked")
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
-    subprocess.run([*command, "--directory", folder], cwd=ROOT, capture_output=True, check=True)
-    (path,) = folder.glob("*.whl")
-    return path
-
-
-@pytest.fixture(scope="module")
-def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with what the wheel holds."""
-    folder = tmp_path_factory.mktemp("unpacked")
-    with zipfile.ZipFile(wheel) as archive:
+    subprocess.run([*command, "--directory", wheel], cwd=ROOT, capture_output=True, check=True)
+    (path,) = wheel.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
         archive.extractall(folder)
     return folder
 
@@ -53,21 +46,20 @@ def metadata(unpacked: Path) -> Message:
     return Parser().parsestr(path.read_text())
 
 
-def run_away(unpacked: Path, *arguments: str) -> str:
-    """Run Python where only the unpacked wheel can be imported as feeder; return what it printed.
+def run_away(unpacked: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where only the unpacked wheel can be imported as feeder; return what came of it.
 
     With -P the current folder is not searched, so the path of the environment decides: the
     unpacked wheel stands before the project's folder there.
     """
-    done = subprocess.run(
-        [sys.executable, "-P", *arguments],
+    return subprocess.run(
+        [sys.executable, *arguments],
         cwd=unpacked.parent,
         env={"PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        check=True,
+        timeout=50,
     )
-    return done.stdout
 
 
 def files_of(folder: Path) -> set[str]:
@@ -82,13 +74,9 @@ def files_of(folder: Path) -> set[str]:
     return {path.as_posix() for path in files if "__pycache__" not in path.parts}
 
 
-@pytest.mark.process
-def test_it_holds_the_package_whole(unpacked: Path) -> None:
+def test_it_holds_the_package_whole_and_nothing_else(unpacked: Path) -> None:
     assert files_of(unpacked) == files_of(ROOT)
     assert {"feeder/py.typed", "feeder/workers/py.typed"} <= files_of(unpacked)
-
-
-def test_it_holds_nothing_else(unpacked: Path) -> None:
     names = {path.name for path in unpacked.iterdir()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"feeder"}
     assert len(names) == 2
@@ -115,20 +103,12 @@ def test_its_extras_are_known(metadata: Message) -> None:
     assert set(metadata.get_all("Provides-Extra")) == EXTRAS
 
 
-def test_its_api_can_be_imported(unpacked: Path) -> None:
+def test_its_api_can_be_imported_and_its_command_runs(unpacked: Path) -> None:
     code = "import feeder; print(feeder.__file__, *(getattr(feeder, n) for n in feeder.__all__))"
-    assert run_away(unpacked, "-c", code).startswith(str(unpacked / "feeder"))
-
-
-def test_its_command_runs(unpacked: Path) -> None:
-    assert "demo" in run_away(unpacked, "-m", "feeder", "--help")
-
-
-def test_its_demo_says_where_it_is(unpacked: Path) -> None:
-    """The demo is an example in the checkout: a wheel has the command alone."""
-    env = {"PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"}
-    command = [sys.executable, "-P", "-m", "feeder", "demo", "--quick"]
-    done = subprocess.run(command, cwd=unpacked.parent, env=env, capture_output=True, text=True)
+    assert run_away(unpacked, "-P", "-c", code).stdout.startswith(str(unpacked / "feeder"))
+    assert "demo" in run_away(unpacked, "-P", "-m", "feeder", "--help").stdout
+    # The demo is an example in the checkout: a wheel has the command alone.
+    done = run_away(unpacked, "-P", "-m", "feeder", "demo", "--quick")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert "checkout" in line and "scripts/demo" in line
@@ -142,5 +122,5 @@ def test_a_module_of_the_users_may_be_called_workers(unpacked: Path, tmp_path: P
         "for name in feeder.__all__: getattr(feeder, name)\n"
         "assert 'workers' not in sys.modules\n"
     )
-    env = {"PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"}
-    subprocess.run([sys.executable, tmp_path / "train.py"], env=env, check=True, timeout=50)
+    done = run_away(unpacked, str(tmp_path / "train.py"))
+    assert done.returncode == 0, done.stderr
