@@ -271,6 +271,7 @@ def take_served() -> None:
             next(consumer)
 
 
+@pytest.mark.served
 @pytest.mark.parametrize(
     ("way", "take"),
     [
