@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 import costs
 import needs
@@ -28,6 +28,10 @@ pytest.register_assert_rewrite("keyword_cases", "keyword_cases_added", "small")
 
 # Examples run threads, whose time says nothing about the code; the tests' own limit holds.
 settings.register_profile("feeder", parent=settings(), deadline=None)
+# A mutant is known by the first example that fails.
+settings.register_profile(
+    "mutants", parent=settings.get_profile("feeder"), phases=(Phase.explicit, Phase.generate)
+)
 settings.load_profile("feeder")
 
 FAILED = pytest.StashKey[bool]()
