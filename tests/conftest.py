@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 import costs
 import needs
@@ -37,6 +37,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("all", parent=settings.get_profile("some"), max_examples=100)
+# A mutant is known by the first example that fails.
+settings.register_profile(
+    "mutants", parent=settings.get_profile("some"), phases=(Phase.explicit, Phase.generate)
+)
 
 FAILED = pytest.StashKey[bool]()
 
@@ -56,7 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     needs.configure(config)
     parts.is_full = config.getoption("full")
-    settings.load_profile("all" if parts.is_full else "some")
+    # As pytest's option of Hypothesis has it, if it is given.
+    usual = "all" if parts.is_full else "some"
+    settings.load_profile(config.getoption("hypothesis_profile", None) or usual)
     config.pluginmanager.register(parts.Parts(fast=config.getoption("fast")))
     config.pluginmanager.register(costs.Costs(tells_slowest=parts.is_full))
 

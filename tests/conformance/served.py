@@ -1,15 +1,12 @@
-"""How tests serve a feed from their own process, and run the tests of feeds in process over it."""
+"""How tests serve a feed from their own process."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
-
-import pytest
 
 import feeder
 import feeds
@@ -122,33 +119,3 @@ def running_over(transport: str, **connected: Any) -> Callable[..., Any]:
             yield seen, seen
 
     return running
-
-
-def over_transports(
-    *modules: ModuleType, transports: Sequence[str] = tuple(TRANSPORTS), **changed: Any
-) -> Any:
-    """Return a fixture: tests of these modules run over each of these transports in turn.
-
-    `changed` are globals that the modules see changed, such as shorter lists to run through.
-    """
-
-    @pytest.fixture(params=transports, autouse=True)
-    def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-        running = running_over(request.param)
-        for module in (feeds, *modules):
-            monkeypatch.setattr(module, "running", running)
-            for name in changed.keys() & vars(module).keys():
-                monkeypatch.setattr(module, name, changed[name])
-        return request.param
-
-    return transport
-
-
-def narrowed(test: Any, **values: Sequence[Any]) -> Any:
-    """Return a test that is there already, with other values of some of its parameters."""
-    copy = FunctionType(test.__code__, test.__globals__, test.__name__, test.__defaults__)
-    copy.__annotations__ = test.__annotations__
-    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.args[0] not in values]
-    left = {name: values[name] for name in values}
-    copy.pytestmark = marks + [pytest.mark.parametrize(*pair).mark for pair in left.items()]
-    return copy

@@ -28,8 +28,7 @@ def all_ids(form: str, pattern: str) -> list[int]:
     return sorted(int.from_bytes(columns[0][2], "little") for *_, columns in stream)
 
 
-@pytest.mark.parametrize("form", ("replay", "seek"))
-@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize(("form", "carrier"), (("replay", "token"), ("seek", "state dict")))
 def test_a_worker_that_dawdles_holds_nobody_up(form: str, carrier: str) -> None:
     let_go = Event()
     fetch = make_fetch(form, "single")
@@ -51,8 +50,7 @@ def test_a_worker_that_dawdles_holds_nobody_up(form: str, carrier: str) -> None:
     assert sorted(ids_of(batches + rest)) == all_ids(form, "single")
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
-@pytest.mark.parametrize("threads", (2, 8))
+@pytest.mark.parametrize(("carrier", "threads"), (("snapshot", 2), ("token", 8)))
 def test_an_index_that_dawdles_holds_nobody_up(carrier: str, threads: int) -> None:
     let_go = Event()
     called: list[int] = []
@@ -81,8 +79,7 @@ def test_an_index_that_dawdles_holds_nobody_up(carrier: str, threads: int) -> No
     assert not (done - {straddled}) & set(called), "what was done is not fetched again"
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
-@pytest.mark.parametrize("threads", (1, 2, 8))
+@pytest.mark.parametrize(("carrier", "threads"), (("bytes", 1), ("token", 2)))
 def test_an_open_index_below_the_rows_left_over_is_not_forgotten(
     carrier: str, threads: int
 ) -> None:

@@ -1,16 +1,10 @@
-"""One stream, and any number of devices one after another: the order of its batches stays.
-
-A leg is a run with some devices, of whose rounds so many are used. From a position of it, whatever
-holds it and whichever device it is of, the next leg goes on with other devices. What each device
-gets is compared with the naive stream, dealt out in the test.
-"""
+"""Other numbers of devices than before: what is told, what is not made, and positions of before."""
 
 from __future__ import annotations
 
 import json
 import logging
 import warnings
-from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,13 +13,11 @@ import numpy as np
 import pytest
 
 import feeder
-from conformance.served import reading, serving
 from feeder.workers.stream.rounds import Dealing
-from feeds import Record, assert_same, expected, make, note
+from feeds import assert_same, make, note
 from fetches import FORMS
 from freeze.positions import MADE
 from naive import naive_dealing
-from standin.gpu import Machine, installed
 
 NUM_EPOCHS = 3
 SIZES = (5, 0, 17, 1, 8, 0, 3)
@@ -38,67 +30,6 @@ def script(worker: int, epoch: int) -> tuple[int, ...]:
 
 def fetch_of(form: str) -> Any:
     return FORMS[form](script)
-
-
-@pytest.fixture(scope="module")
-def streams() -> dict[str, list[Record]]:
-    """The naive stream of each form."""
-    return {
-        form: expected(FORMS[form](script), pure=form == "pure", epochs=NUM_EPOCHS)
-        for form in FORMS
-    }
-
-
-@pytest.mark.parametrize("rounds", ["stream", "epoch"])
-def test_every_device_of_every_step_goes_on_after_its_round(
-    rounds: str, streams: dict[str, list[Record]]
-) -> None:
-    """Every batch of an epoch and of the next, of 4 devices, each resumed with 3."""
-    stream = streams["pure"]
-    settings = {"epochs": NUM_EPOCHS, "rounds": rounds}
-    tokens = dict[int, bytes]()
-    with make(fetch_of("pure"), devices=4, **settings) as coordinator:
-        devices = [coordinator["train"].on(i) for i in range(4)]
-        for _, dealt in naive_dealing(stream, 0, 4, rounds, "uneven"):
-            for device in devices[: len(dealt)]:
-                batch = next(device)
-                tokens[batch.step] = batch.cut.token()
-    for end, dealt in naive_dealing(stream, 0, 4, rounds, "uneven"):
-        following = next(naive_dealing(stream, end, 3, rounds, "uneven"), (0, []))[1]
-        for _, _, step, *_ in dealt:
-            with make(fetch_of("pure"), devices=3, resume=tokens[step], **settings) as coordinator:
-                got = [next(coordinator["train"].on(i), None) for i in range(3)]
-            assert_same([note(batch) for batch in got if batch], following, step)
-
-
-@pytest.mark.parametrize("last_round", ["uneven", "pad"])
-@pytest.mark.parametrize("rounds", ["stream", "epoch"])
-def test_epochs_that_are_added_begin_with_a_round(
-    rounds: str, last_round: str, streams: dict[str, list[Record]]
-) -> None:
-    """The last round of a stream ended with it, whichever device's position tells of it."""
-    stream = streams["pure"]
-    settings = {"rounds": rounds, "last_round": last_round}
-    end = sum(1 for epoch, *_ in stream if epoch == 0)
-    assert end % 7 not in (0, 6)
-    with make(fetch_of("pure"), devices=7, **settings) as coordinator:
-        devices = [coordinator["train"].on(i) for i in range(7)]
-        positions = [coordinator.state_dict()]
-        for at, dealt in naive_dealing(stream[:end], 0, 7, rounds, last_round):
-            batches = [next(device) for device in devices[: len(dealt)]]
-            if at == end:
-                positions = [batch.cut.token() for batch in batches]
-        assert [next(device, None) for device in devices] == [None] * 7
-        positions += [coordinator.state_dict(), coordinator.snapshot()]
-    (wanted,) = islice(naive_dealing(stream, end, 3, rounds, last_round), 1)
-    for i, position in enumerate(positions):
-        more = {"epochs": NUM_EPOCHS, **settings}
-        with make(fetch_of("pure"), devices=3, resume=position, **more) as coordinator:
-            got = [next(coordinator["train"].on(i)) for i in range(3)]
-        # Repeated batches at the end of a stream have numbers of their own.
-        assert [batch["id"].tobytes() for batch in got] == [
-            columns[0][2] for *_, columns in wanted[1]
-        ], i
 
 
 @pytest.mark.parametrize("last_round", ["uneven", "pad"])
@@ -179,42 +110,6 @@ def test_the_last_chunk_of_a_global_batch_is_compared_by_the_batches_of_then() -
         other = make(Drawn(7), devices=num, resume=token, skip=skip, **settings)
         with other, pytest.raises(feeder.ResumeError, match=r"call 1.* other rows than before"):
             next(other["train"].on(0))
-
-
-def test_a_position_of_another_shard_is_refused() -> None:
-    def of_shard(shard_id: int, **settings: Any) -> feeder.Coordinator:
-        source = feeder.sources.arrays(np.arange(100), num_shards=2, shard_id=shard_id)
-        return make(source, input_blob_names=["id"], **settings)
-
-    with of_shard(0, devices=2) as coordinator:
-        batch = next(coordinator["train"].on(0))
-        positions = coordinator.state_dict(), batch.cut.token()
-    for position, told in zip(
-        positions, ("shard_id: 0 then, 1 now", "other settings"), strict=True
-    ):
-        with pytest.raises(feeder.ResumeError, match=told):
-            of_shard(1, devices=3, resume=position)
-
-
-@pytest.mark.served
-@pytest.mark.parametrize("queue", range(4))
-def test_a_position_of_any_queue_goes_on_in_process(
-    queue: int, streams: dict[str, list[Record]]
-) -> None:
-    settings = {"epochs": NUM_EPOCHS}
-    with (
-        serving(lambda: make(fetch_of("pure"), **settings), queues=4) as server,
-        ExitStack() as stack,
-    ):
-        consumers = [stack.enter_context(reading(server, queue=i)) for i in range(4)]
-        for _ in range(3):
-            for consumer in consumers:
-                next(consumer)
-        state = consumers[queue].state_dict()
-    (wanted,) = islice(naive_dealing(streams["pure"], 12, 3, "stream", "uneven"), 1)
-    with make(fetch_of("pure"), devices=3, resume=state, **settings) as coordinator:
-        got = [note(next(coordinator["train"].on(i))) for i in range(3)]
-    assert_same(got, wanted[1], queue)
 
 
 def test_another_global_batch_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -300,20 +195,6 @@ def test_what_may_leave_records_out_is_made_and_dropped() -> None:
     with make(source, input_blob_names=["id"], batch_size=4, skip=3) as coordinator:
         assert next(coordinator["train"])["id"].tolist() == [13, 14, 15, 16]
     assert set(made) >= set(range(16))
-
-
-def test_gpus_get_slots_back_from_what_is_dropped() -> None:
-    """More batches are dropped than there are slots: of rounds before, and of each epoch."""
-    settings = {"rounds": "epoch", "last_round": "drop", "skip": 30, "epochs": NUM_EPOCHS}
-    with (
-        installed(Machine()),
-        make(fetch_of("pure"), devices=("cuda:0", "cuda:1"), depth=3, **settings) as coordinator,
-    ):
-        devices = [coordinator["train"].on(i) for i in range(2)]
-        steps = [batch.step for pair in zip(*devices, strict=True) for batch in pair]
-    with make(fetch_of("pure"), devices=2, **settings) as coordinator:
-        devices = [coordinator["train"].on(i) for i in range(2)]
-        assert steps == [batch.step for pair in zip(*devices, strict=True) for batch in pair]
 
 
 OLDER = json.loads((Path(__file__).parent / "positions" / "tokens-1-2.json").read_text())

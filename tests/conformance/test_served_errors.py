@@ -24,8 +24,6 @@ from fetches import make_fetch
 
 pytestmark = pytest.mark.served
 
-pytestmark = pytest.mark.served
-
 FIRST_BAD = 3
 """The call whose chunk is bad, of the workers' calls or of the pure function's."""
 

@@ -68,25 +68,6 @@ def test_positions_are_those_of_the_feed_in_process(
         assert mine == its, i
 
 
-@pytest.mark.parametrize(("form", "repeatable"), [("seek", False), ("pure", True)])
-def test_feed_moves_between_process_and_server(form: str, repeatable: bool) -> None:
-    settings = {"epochs": EPOCHS, "repeatable": repeatable}
-    stream = stream_of(form)
-    position: Any = None
-    for i, record in enumerate(stream):
-        coordinator = make(
-            make_fetch(form, "ragged"), resume=None if i % 2 else position, **settings
-        )
-        if i % 2:
-            with served("shared", coordinator, resume=position) as seen:
-                assert_same([note(next(seen))], [record], i, "served")
-                position = seen.state_dict() if i % 3 else seen.snapshot()
-        else:
-            with coordinator:
-                assert_same([note(next(coordinator["train"]))], [record], i, "in process")
-                position = coordinator.state_dict() if i % 3 else coordinator.snapshot()
-
-
 def test_state_is_valid_at_any_time() -> None:
     """Also before the first batch, between batches that came together, at the end, when closed."""
     stream = stream_of("pure")

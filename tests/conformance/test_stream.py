@@ -1,75 +1,25 @@
-"""The stream is that of the naive feeder, bit for bit, whatever it is run with."""
+"""Moments that no drawn program has for certain: calls that are held until something has come, a
+stream without end, and what random numbers follow from. The rest is drawn (`tests/property`)."""
 
 from __future__ import annotations
 
 from itertools import product
 from threading import Event
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
-from feeder import Call
-from feeds import assert_same, deal, drain, expected, note, running
-from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch, make_rows
-from parts import some
-
-THREADS = (1, 2, 8)
-LAST_BATCH = ("keep", "drop", "pad", "carry")
-LAST_ROUND = ("uneven", "drop", "pad")
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("workers", (1, 3))
-def test_stream_is_the_naive_one(form: str, pattern: str, workers: int) -> None:
-    if workers == 1 and form != "pure" and pattern in NEED_TWO_WORKERS:
-        workers = 4
-    ways = ((1, 2), *((3, threads) for threads in THREADS))
-    for last_batch, (epochs, threads) in some((form, pattern, workers), LAST_BATCH, ways):
-        settings: dict[str, Any] = {"epochs": epochs, "last_batch": last_batch}
-        stream = expected(
-            make_fetch(form, pattern), pure=form == "pure", num_workers=workers, **settings
-        )
-        got = drain(
-            make_fetch(form, pattern), num_worker_threads=workers, num_threads=threads, **settings
-        )
-        assert_same(got, stream, epochs, last_batch, threads)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("last_round", LAST_ROUND)
-def test_stream_is_dealt_out_to_devices_in_rounds(form: str, pattern: str, last_round: str) -> None:
-    ways = ((2, 8), (3, 1))
-    for (devices, threads), last_batch in some((form, pattern, last_round), ways, LAST_BATCH):
-        settings: dict[str, Any] = {
-            "epochs": 2, "last_batch": last_batch, "last_round": last_round
-        }  # fmt: skip
-        stream = expected(
-            make_fetch(form, pattern), pure=form == "pure", num_devices=devices, **settings
-        )
-        got = drain(make_fetch(form, pattern), devices=devices, num_threads=threads, **settings)
-        assert_same(got, stream, devices, last_batch, threads)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("devices", (1, 2))
-def test_each_device_gets_its_share_in_order_however_far_apart_they_are(
-    form: str, devices: int
-) -> None:
-    stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=2)
-    with running(make_fetch(form, "ragged"), epochs=2, devices=devices) as (_, feed):
-        for i, name in enumerate(feed.devices):
-            assert [note(batch) for batch in feed.on(name)] == stream[i::devices]
+from feeder import Call, Cut
+from feeds import assert_same, drain, expected, note, running
+from fetches import FORMS, make_fetch, make_rows
 
 
 @pytest.mark.parametrize(
     ("order", "beyond"), (("ticket", "rows"), ("ticket", "error"), ("arrival", "error"))
 )
-@pytest.mark.parametrize("threads", (2, 3, 8))
 def test_what_lies_beyond_the_first_end_of_a_pure_function_is_discarded(
-    order: str, beyond: str, threads: int
+    order: str, beyond: str
 ) -> None:
     beyond_called = [Event(), Event()]
 
@@ -85,10 +35,45 @@ def test_what_lies_beyond_the_first_end_of_a_pure_function_is_discarded(
             raise IndexError(call.index)
         return make_rows(1, call.epoch, call.index, 3)
 
-    with running(fetch, epochs=2, order=order, num_threads=threads) as (_, feed):
+    with running(fetch, epochs=2, order=order, num_threads=3) as (_, feed):
         ids = [int(row_id) for batch in feed for row_id in batch["id"]]
     chunks = [make_rows(0, epoch, index, 3) for epoch, index in product(range(2), range(5))]
     assert sorted(ids) == [row_id for chunk in chunks for row_id in chunk["id"].tolist()]
+
+
+@pytest.mark.parametrize("last_batch", ("keep", "pad"))
+def test_a_call_beyond_the_end_writes_into_no_batch(last_batch: str) -> None:
+    """Such a call may go on for as long as it likes: the epoch's last rows come meanwhile, and
+    stay."""
+    beyond, out = [Event() for _ in range(3)], Event()
+    written: list[np.ndarray] = []
+
+    def fetch(call: Call) -> Any:
+        if call.index < 13:
+            ids = call.empty((2,), np.int64)
+            ids[:] = 1 + call.index
+            return [ids]
+        if call.index == 13:
+            assert beyond[call.epoch].wait(10)
+            raise StopIteration
+        written.append(call.empty((2,), np.int64))
+        beyond[call.epoch].set()
+        assert out.wait(10)
+        for array in written:
+            array[:] = 99
+        raise StopIteration
+
+    settings: dict[str, Any] = {
+        "input_blob_names": ["id"], "rows_per_call": 2, "num_threads": 2,
+        "last_batch": last_batch, "epochs": 1,
+    }  # fmt: skip
+    with running(fetch, **settings) as (_, feed):
+        batches = [next(feed) for _ in range(4)]
+        out.set()
+        assert next(feed, None) is None
+    ids = [row for batch in batches for row in batch["id"].tolist()]
+    padding = [13] * (6 if last_batch == "pad" else 0)
+    assert ids == [1 + i // 2 for i in range(26)] + padding
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -96,14 +81,6 @@ def test_stream_without_end_goes_on_through_the_epochs(form: str) -> None:
     stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=5)[:-1]
     assert len(stream) > 20
     assert drain(make_fetch(form, "ragged"), epochs=None, most=len(stream)) == stream
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_seed_alone_changes_what_a_pure_function_draws(pattern: str) -> None:
-    streams = [drain(make_fetch("pure", pattern), seed=seed) for seed in (0, 7, 2**64 - 1)]
-    for seed, stream in zip((0, 7, 2**64 - 1), streams, strict=True):
-        assert stream == expected(make_fetch("pure", pattern), pure=True, epochs=1, seed=seed)
-    assert streams[0] != streams[1] != streams[2] != streams[0]
 
 
 def test_random_numbers_are_keyed_by_seed_epoch_and_index_alone() -> None:
@@ -125,60 +102,45 @@ def test_random_numbers_are_keyed_by_seed_epoch_and_index_alone() -> None:
     assert len(set(draws.values())) == len(draws) == 2 * 2 * 9
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_without_rebatching_each_chunk_with_rows_is_a_batch(form: str, pattern: str) -> None:
-    singles = expected(make_fetch(form, pattern), pure=form == "pure", epochs=2, batch_size=1)
-    for threads, devices in some((form, pattern), THREADS, (1, 2)):
-        with running(
-            make_fetch(form, pattern),
-            epochs=2, dont_rebatch=True, num_threads=threads, devices=devices,
-        ) as (_, feed):  # fmt: skip
-            batches = list(deal(feed))
-        assert all(batch.rows == len(batch["id"]) > 0 for batch in batches)
-        assert sorted({batch.rows for batch in batches}) == chunk_sizes(pattern, form)
-        rows = [
-            (batch.epoch, *row) for batch in batches for row in zip(*batch.arrays(), strict=True)
-        ]
-        assert [(epoch, *map(as_bytes, row)) for epoch, *row in rows] == [
-            (epoch, *(column[2] for column in columns)) for epoch, _, _, _, columns in singles
-        ]
+class Gate:
+    """Holds the calls that would end an epoch until it is opened."""
+
+    def __init__(self, fetch: Any) -> None:
+        self.opened = Event()
+        self.fetch = fetch
+        self.fetch.end = self.end
+
+    def end(self) -> NoReturn:
+        assert self.opened.wait(10)
+        raise StopIteration
 
 
-def chunk_sizes(pattern: str, form: str) -> list[int]:
-    """Return the sizes of the chunks of two epochs, those without rows left out."""
-    script = PATTERNS[pattern]
-    calls = (rows for epoch in range(2) for worker in range(3) for rows in script(worker, epoch))
-    return sorted({rows for rows in calls if rows})
-
-
-def as_bytes(value: Any) -> bytes:
-    return np.asarray(value).tobytes()
+def place(cut: Cut) -> tuple[int, int, int, bool]:
+    return cut.epoch, cut.index, cut.step, cut.finished
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_rows_may_lie_along_any_axis(form: str, pattern: str) -> None:
-    stream = expected(make_fetch(form, pattern), pure=form == "pure", epochs=2)
-    fetch = make_fetch(form, pattern)
-    upright = fetch.make
-
-    def make_sideways(*args: Any) -> list[np.ndarray]:
-        chunk = upright(*args)
-        ids, vectors, labels = (
-            (chunk[name] for name in ("id", "vector", "label"))
-            if isinstance(chunk, dict)
-            else chunk
-        )
-        return [ids, vectors.T, labels]
-
-    fetch.make = make_sideways
-    with running(fetch, epochs=2, batch_columns=[0, 1, 0]) as (_, feed):
-        batches = list(feed)
-    for batch in batches:
-        assert batch["vector"].shape == (3, len(batch["id"]))
-    sideways = [
-        (*note(batch)[:4], tuple(as_bytes(column.T) for column in batch.arrays()))
-        for batch in batches
-    ]
-    assert sideways == [(*head, tuple(c[2] for c in columns)) for *head, columns in stream]
+@pytest.mark.parametrize(("last_batch", "epochs"), [("keep", 2), ("drop", 1), ("carry", 2)])
+def test_end_of_an_epoch_is_in_the_cut_once_it_is_known(
+    form: str, last_batch: str, epochs: int
+) -> None:
+    gate = Gate(make_fetch(form, "whole"))
+    settings: dict[str, Any] = {"epochs": epochs, "last_batch": last_batch, "num_worker_threads": 1}
+    stream = expected(
+        make_fetch(form, "whole"), pure=form == "pure", epochs=epochs, last_batch=last_batch,
+        num_workers=1,
+    )  # fmt: skip
+    num = sum(epoch == 0 for epoch, *_ in stream)
+    with running(gate.fetch, **settings) as (coordinator, feed):
+        batches = [next(feed) for _ in range(num)]
+        before = batches[-1].cut
+        early = [before.token(), coordinator.snapshot(), coordinator.state_dict()]
+        gate.opened.set()
+        rest = [note(batch) for batch in feed]
+        after = batches[-1].cut
+    assert_same(rest, stream[num:])
+    assert place(before) == (0, num, num, False)
+    assert place(after) == (1, 0, num, epochs == 1)
+    for position in (*early, after.token()):
+        got = drain(make_fetch(form, "whole"), resume=position, **settings)
+        assert_same(got, stream[num:], type(position))

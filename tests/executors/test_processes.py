@@ -11,8 +11,8 @@ import pytest
 import feeder
 import remote
 from conformance.served import TRANSPORTS, served
-from conformance.test_rows_per_call import plain
 from executors.test_streams import ORDERS, DiesHalfWay, of_large_arrays, of_samples, source_feed
+from executors.writing import plain
 from feeder import Processes, Threads
 from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
 from fetches import FORMS, make_fetch

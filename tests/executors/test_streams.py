@@ -19,10 +19,8 @@ import feeds
 import parts
 import remote
 from conformance import test_resume_values as values
-from conformance import test_stream as stream_tests
-from conformance.served import narrowed
-from conformance.test_rows_per_call import BAD, WAYS, Even, into_out, plain
 from executors.loopback import Deaths, die
+from executors.writing import BAD, WAYS, Even, into_out, plain
 from feeder import Call, Processes, Threads
 from feeder.workers import sources
 from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
@@ -207,21 +205,12 @@ def on_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "make", make_on_processes)
 
 
-conforms = pytest.mark.usefixtures("on_processes_only")
-test_rows_may_lie_along_any_axis = conforms(
-    narrowed(stream_tests.test_rows_may_lie_along_any_axis, pattern=("ragged",), form=("pure",))
-)
-test_rows_fetched_again_that_differ_are_named = conforms(
-    narrowed(
-        values.test_rows_fetched_again_that_differ_are_named, pattern=("large",), carrier=("token",)
-    )
-)
-test_fewer_rows_than_before_are_named = conforms(
-    narrowed(values.test_fewer_rows_than_before_are_named, carrier=("state dict",))
-)
-test_an_end_where_rows_came_before_is_named = conforms(
-    narrowed(values.test_an_end_where_rows_came_before_is_named, carrier=("token",))
-)
+@pytest.mark.usefixtures("on_processes_only")
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_fetched_again_that_differ_are_named(form: str) -> None:
+    values.test_rows_fetched_again_that_differ_are_named(form, "large", "token")
+    values.test_fewer_rows_than_before_are_named(form, "state dict")
+    values.test_an_end_where_rows_came_before_is_named(form, "token")
 
 
 # ---- `rows_per_call`

@@ -106,7 +106,10 @@ def _be_the_tests(folder: Path, tests: list[str], pipe: int) -> None:
         ]:
             del sys.modules[name]
         os.environ["PYTHONPATH"] = str(folder)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported"]
+        options = [
+            "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported",
+            "--hypothesis-profile=mutants",
+        ]  # fmt: skip
         code = pytest.main([*options, *tests], plugins=[FirstFailure(pipe)])
     except BaseException:
         traceback.print_exc()

@@ -16,8 +16,7 @@ _SERVED = (
     "tests/feeder/service/client/test_other_numbers.py",
     "tests/simulation/test_simulation.py",
 )
-_STREAM = ("tests/conformance/test_stream.py", "tests/conformance/test_resume_ends.py")
-_RESUMED = ("tests/conformance/test_resume_checks.py", "tests/conformance/test_resume_ends.py")
+_STREAM = ("tests/property/test_programs.py", "tests/conformance/test_stream.py")
 _ORDERS = ("tests/workers/sources/orders", "tests/workers/sources/test_source.py")
 _STATE = ("tests/feeder/state", "tests/conformance/test_golden_files.py")
 _LOADERS = (
@@ -47,9 +46,9 @@ CORE = {
         "tests/workers/stream/test_rounds.py",
         "tests/workers/stream/test_assembler.py",
         *_SERVER,
-        "tests/conformance/test_elastic.py",
+        *_STREAM,
     ),
-    "workers/stream/resuming.py": (*_RESUMED, "tests/conformance/test_resume.py"),
+    "workers/stream/resuming.py": ("tests/conformance/test_resume_checks.py", *_STREAM),
     "workers/sources/orders/orders.py": _ORDERS,
     "workers/sources/orders/permutation.py": _ORDERS,
     "workers/sources/orders/sharding.py": _ORDERS,

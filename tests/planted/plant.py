@@ -66,6 +66,7 @@ def copied(project: Path = ROOT) -> Iterator[Path]:
 def run_tests(copy: Path, tests: Sequence[str], test_limit_s: float = TEST_LIMIT_S) -> Outcome:
     """Run pytest on a copy."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider"]
+    command += ["--hypothesis-profile=mutants"]  # the first example that fails is enough
     command += [f"--rootdir={copy}", f"--timeout={test_limit_s}", *tests]
     left_out = ("PYTEST_ADDOPTS", "FEEDER_MAX_SKIPS", "FEEDER_DEBUG")
     env = {name: value for name, value in os.environ.items() if name not in left_out}

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import feeder
 import feeds
+from conformance.served import TRANSPORTS, running_over
 from feeds import CARRIERS, Record, assert_same, note, note_columns
 from fetches import Pure, Replay, Seek, Sizes, no_pause, shaky
 from naive import START, At, NaiveBatch, NaiveStream, naive_chunks, naive_dealing
@@ -114,10 +115,12 @@ class Even:
             for name, array in columns.items():
                 call.out[name][...] = array
             return call.out
-        if way == "e":
-            for name, array in columns.items():
-                columns[name] = call.empty(array.shape, array.dtype)
-                columns[name][...] = array
+        for array in (call.out or {}).values() if way == "s" else ():
+            array[...] = np.zeros((), array.dtype)  # nonsense, in what is not returned
+        for name in {"e": list(columns), "s": ["id"]}.get(way, []):
+            place = call.empty(columns[name].shape, columns[name].dtype)
+            place[...] = columns[name]
+            columns[name] = place
         return columns
 
 
@@ -203,11 +206,12 @@ class Stream(NamedTuple):
             "dont_rebatch": self.dont_rebatch, "repeatable": self.repeatable,
         }  # fmt: skip
 
-    def naive(self) -> NaiveStream:
+    def naive(self, epochs: int = 0) -> NaiveStream:
+        """The rows of the first so many epochs; 0 for all."""
         fetch = self.fetch(is_naive=True)
         return naive_chunks(
             fetch, self.names, pure=self.form in PURE, batch_size=self.size,
-            num_workers=self.workers, epochs=len(self.epochs), seed=self.seed,
+            num_workers=self.workers, epochs=epochs or len(self.epochs), seed=self.seed,
         )  # fmt: skip
 
     def fetch(
@@ -279,6 +283,8 @@ class Leg(NamedTuple):
     """How many are used."""
     skip: int = 0
     """How many are left out first."""
+    epochs: int = 0
+    """How many the stream has in this run, of which a later one may have more, or fewer; 0: all."""
     extra: int = 0
     """How many devices have a batch of one more round, which not all have used then."""
     apart: bool = False
@@ -287,6 +293,11 @@ class Leg(NamedTuple):
     """What the position travels in."""
     whose: int = 0
     """The token of which device of the last round."""
+    when: str = "at once"
+    """When the position is taken: at once, with another round used "before" it is resumed from, or
+    when the run has "stopped"."""
+    transport: str = ""
+    """Over which a server hands its batches out; in process without."""
     gpus: bool = False
     ways: str = ""
     """Where calls write their rows, by turns, with `rows_per_call`."""
@@ -301,13 +312,15 @@ class Leg(NamedTuple):
         devices = [f"cuda:{i}" for i in range(self.devices)]
         if self.devices > 2:
             devices[0] = "cpu:9"
-        gpus = {"devices": devices, "depth": GPU_SLOTS} if self.gpus else {}
+        is_local = self.gpus and not self.transport
+        gpus = {"devices": devices, "depth": GPU_SLOTS} if is_local else {}
         retries = self.failing[2] if self.failing and stream.form != "replay" else 0
         rows = stream.per_call or stream.size
         is_placed = self.ways and stream.is_even and stream.last_batch != "carry"
         rows = rows if is_placed and stream.batch_size(self.devices) % rows == 0 else None
         return {
             "devices": self.devices, "skip": self.skip, "rows_per_call": rows,
+            "epochs": self.epochs or len(stream.epochs),
             "retries": retries, "retry_backoff_s": 0.0, **self.run, **gpus,
         }  # fmt: skip
 
@@ -387,35 +400,68 @@ def streams(draw: st.DrawFn, *, order: str, most_devices: int, gpus: bool) -> St
 
 
 @st.composite
-def legs_of(draw: st.DrawFn, devices: int, *, order: str, gpus: bool) -> Leg:
-    """Draw a run with so many devices."""
+def legs_of(
+    draw: st.DrawFn, devices: int, *, order: str = "ticket", gpus: bool = False, epochs: int = 0
+) -> Leg:
+    """Draw a run with so many devices, and with up to so many epochs."""
     run = draw(RUNS)
     is_roomy = run["max_buffered_batches"] == 100 and run["max_buffered_bytes"] is None
     is_ticket = order == "ticket"
     run["writable"] = not gpus and draw(st.booleans())
-    rounds = draw(st.integers(0, 6))
+    rounds = draw(st.sampled_from((1, 1, 2, 2, 3, 4, 6, 0)))
+    failing = st.tuples(st.integers(0, 9), st.integers(1, 2), st.integers(0, 2))
     return Leg(
-        devices, rounds, draw(st.sampled_from((0, 0, 0, 1, 2))) if is_ticket and rounds else 0,
+        devices, rounds, draw(st.sampled_from((0, 0, 0, 1, 5))) if is_ticket and rounds else 0,
+        draw(st.sampled_from((0, 0, 0, *range(1, epochs + 1)))),
         draw(st.integers(0, devices - 1)) if is_ticket else 0,
         is_ticket and is_roomy and not gpus and draw(st.booleans()),
-        draw(st.sampled_from(sorted(CARRIERS))), draw(st.integers(0, 99)), gpus,
-        draw(st.sampled_from(("", "-", "o", "e", "oe-"))),
+        draw(st.sampled_from(("token", *CARRIERS))), draw(st.integers(0, 9)),
+        draw(st.sampled_from(("at once", "before", "stopped"))), "", gpus,
+        draw(st.sampled_from(("", "-", "o", "e", "s", "oes-"))),
         () if gpus else tuple(draw(st.lists(st.integers(1, 60), max_size=4))),
-        draw(st.none() | st.tuples(st.integers(0, 9), st.integers(1, 2), st.integers(0, 2)))
-        if is_ticket else None,
+        draw(failing) if is_ticket and draw(st.integers(0, 3)) == 0 else None,
         run,
     )  # fmt: skip
 
 
 @st.composite
-def programs(draw: st.DrawFn, order: str = "ticket") -> Program:
-    """Draw a program."""
-    gpus = order == "ticket" and draw(st.integers(0, 9)) == 0
+def programs(draw: st.DrawFn, order: str = "ticket", one_of: int = 10) -> Program:
+    """Draw a program; one of so many is on GPUs."""
+    gpus = order == "ticket" and draw(st.integers(1, one_of)) == 1
     numbers = draw(st.lists(st.sampled_from((1, 2, 3, 1, 4, 6)), max_size=4))
     numbers = [min(number, 3) for number in numbers] if gpus else numbers
     stream = draw(streams(order=order, most_devices=max([1, *numbers]), gpus=gpus))
-    legs = [draw(legs_of(number, order=order, gpus=gpus)) for number in numbers]
+    # What a last round leaves out, or repeats, has numbers of its own where epochs are added.
+    is_plain = stream.last_round == "uneven" and not stream.is_global
+    epochs = len(stream.epochs) if order == "ticket" and is_plain else 0
+    legs = [draw(legs_of(number, order=order, gpus=gpus, epochs=epochs)) for number in numbers]
     return Program(stream, [*legs, Leg(gpus=gpus)], draw(st.integers(0, 1000)))
+
+
+@st.composite
+def served_programs(draw: st.DrawFn) -> Program:
+    """Draw a program whose runs are served, but for some."""
+    program = draw(programs(one_of=3))
+    ways = st.sampled_from(("", "shared", *TRANSPORTS))
+    legs = [
+        leg._replace(skip=0, extra=0, interrupts=(), failing=None, transport=way, when="at once")
+        if (way := draw(ways))
+        else leg
+        for leg in program.legs
+    ]
+    return program._replace(legs=legs)
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> Program:
+    """Draw a program whose runs have one device, and every batch of the stream."""
+    stream = draw(streams(order="ticket", most_devices=1, gpus=False))._replace(repeatable=True)
+    legs = draw(st.lists(legs_of(1), min_size=2, max_size=4))
+    plain = {"interrupts": (), "failing": None}
+    return Program(
+        stream, [one._replace(**plain, run=one.run | {"writable": False}) for one in legs],
+        draw(st.integers(0, 1000)),
+    )  # fmt: skip
 
 
 # ---- and what becomes of them
@@ -453,7 +499,11 @@ def running(
     """Run a leg; its devices."""
     fetch = stream.fetch(pause=shaky(seed, PAUSE_S), ways=leg.ways or "-", failing=failing)
     settings = stream.settings() | leg.settings(stream)
-    with feeds.running(fetch, resume=resume, **settings) as (coordinator, feed):
+    run = feeds.running
+    if leg.transport:
+        consumers = {"device": "cuda", "credit": GPU_SLOTS} if leg.gpus else {}
+        run = running_over(leg.transport, **consumers)
+    with run(fetch, resume=resume, **settings) as (coordinator, feed):
         yield coordinator, [feed.on(i) for i in range(leg.devices)]
 
 
@@ -486,7 +536,8 @@ class Reader:
     """What a leg reads, beside what it is to be."""
 
     def __init__(self, devices: list[Any], leg: Leg) -> None:
-        self._devices, self._interrupts = devices, list(leg.interrupts)
+        self._devices, self._leg, self._interrupts = devices, leg, list(leg.interrupts)
+        self._got: dict[tuple[int, int], feeder.Batch] = {}
         self._is_writable = leg.run.get("writable", False)
         self._kept: list[tuple[feeder.Batch, Record]] | None = None if leg.gpus else []
 
@@ -500,6 +551,29 @@ class Reader:
         elif self._kept is not None:
             self._kept.append((batch, wanted))
         return batch
+
+    def read_rounds(
+        self, dealt: list[tuple[int, list[Record]]], ends: list[At], stream: Stream,
+        failing: Failing,
+    ) -> int:  # fmt: skip
+        """Read these rounds, or those that come before a call fails; how many they are."""
+        order = [(r, device) for r, (_, parts) in enumerate(dealt) for device in range(len(parts))]
+        if self._leg.apart and not failing.id:
+            order.sort(key=lambda one: one[1])
+        for r, device in order:
+            end, parts = dealt[r]
+            # Where rounds may be dropped all batches of one come with its last; repeated ones come
+            # with the one that they repeat.
+            last = parts[-1 if stream.last_round == "drop" else device]
+            if ends[min(last[2] - ends[0].step + 1, end)].row > failing.row:
+                return r
+            self._got[r, device] = self.read(device, parts[device])
+        return len(dealt)
+
+    def newest(self, dealt: list[tuple[int, list[Record]]]) -> list[feeder.Batch]:
+        """The batches of the last of these rounds."""
+        last = len(dealt) - 1
+        return [self._got[last, i] for i in range(len(dealt[last][1]))] if dealt else []
 
     def check_kept(self) -> None:
         """Who keeps batches finds in them what was there."""
@@ -526,6 +600,7 @@ class Reader:
                         next(device)
                     assert (caught.value.worker_id, caught.value.call) == failing.told
                     assert isinstance(caught.value.__cause__, Boom)
+                    del caught  # its traceback would hold this frame, and what was read
 
 
 class Stand(NamedTuple):
@@ -538,7 +613,7 @@ class Stand(NamedTuple):
 
 def check(program: Program) -> int:
     """Run a program beside the naive stream; how many runs it was."""
-    machine = Machine(num_gpus=4, seed=program.seed)
+    machine = Machine(num_gpus=4, seed=program.seed, registers=program.seed % 3 > 0)
     with installed(machine):
         is_arrival = program.stream.order == "arrival"
         num = (check_arrival if is_arrival else check_legs)(program)
@@ -548,9 +623,9 @@ def check(program: Program) -> int:
 
 def check_legs(program: Program) -> int:
     """Run a program each batch of which is known."""
-    stream, naive, stand = program.stream, program.stream.naive(), Stand(START, None)
+    stream, stand, number = program.stream, Stand(START, None), 0
     for number, leg in enumerate(program.legs):
-        stand = check_leg(stream, naive, leg, stand, program.seed + number)
+        stand = check_leg(stream, leg, stand, program.seed + number)
         if stand.is_over:
             break
     with running(stream, Leg(), stand.position, 0) as (_, devices):
@@ -558,8 +633,9 @@ def check_legs(program: Program) -> int:
     return number + 2
 
 
-def check_leg(stream: Stream, naive: NaiveStream, leg: Leg, stand: Stand, seed: int) -> Stand:
-    """Run a leg beside the naive stream."""
+def check_leg(stream: Stream, leg: Leg, stand: Stand, seed: int) -> Stand:
+    """Run a leg beside the naive stream; where it has come to."""
+    naive = stream.naive(leg.epochs)
     size = None if stream.dont_rebatch else stream.batch_size(leg.devices)
     # The rounds that are used, and some more: a few batches of an epoch may be in none.
     most = (leg.skip + leg.rounds + 2 + len(stream.epochs)) * leg.devices
@@ -570,42 +646,64 @@ def check_leg(stream: Stream, naive: NaiveStream, leg: Leg, stand: Stand, seed: 
     skipped = [end for end, _ in islice(rounds, leg.skip)]
     failing = failing_in(leg, stream, naive, ends[max(skipped, default=0)].row)
     dealt = list(islice(rounds, leg.rounds))
-    order = [(r, device) for r, (_, parts) in enumerate(dealt) for device in range(len(parts))]
-    if leg.apart and not failing.id:
-        order.sort(key=lambda one: one[1])
-    got: dict[tuple[int, int], feeder.Batch] = {}
+    following = next(rounds, None)
     with running(stream, leg, stand.position, seed, failing[:2]) as (coordinator, devices):
         reader = Reader(devices, leg)
-        for r, device in order:
-            end, parts = dealt[r]
-            # Where rounds may be dropped all batches of one come with its last; repeated ones come
-            # with the one that they repeat.
-            last = parts[-1 if stream.last_round == "drop" else device]
-            if ends[min(last[2] - stand.at.step + 1, end)].row > failing.row:
-                reader.check_end(failing)
-                at = ends[dealt[r - 1][0]] if r else stand.at
-                return Stand(at, coordinator.state_dict() if got else stand.position)
-            got[r, device] = reader.read(device, parts[device])
-        following = next(rounds, None)
-        if following is None:
+        num = reader.read_rounds(dealt, ends, stream, failing)
+        is_over = num == len(dealt) and following is None and failing.row == math.inf
+        if num < len(dealt) or following is None:
             reader.check_end(failing)
-        elif not failing.id and len(following[1]) == leg.devices:
+        is_whole = following is not None and len(following[1]) == leg.devices
+        if is_whole and not failing.id:
             for device in range(leg.extra):
                 reader.read(device, following[1][device])
         reader.check_kept()
         # Rows that are carried make the last batch of an epoch the first one of the next; what is
-        # dropped lies between two batches.
-        if stream.last_batch != "carry" and stream.last_round != "drop":
+        # dropped lies between two batches; a batch that was sent is not told of an epoch's end.
+        is_cut = stream.last_batch != "carry" and stream.last_round != "drop"
+        if is_cut and not leg.transport:
             reader.check_cuts()
-        if following is None and failing.row == math.inf:
-            return Stand(ends[-1], coordinator.state_dict(), is_over=True)
-        if not got:
-            return stand
-        newest = [batch for (r, _), batch in got.items() if r == len(dealt) - 1]
-        # A token holds no rows.
-        carrier = "bytes" if leg.carrier == "token" and not stream.repeatable else leg.carrier
-        position = CARRIERS[carrier](coordinator, newest[leg.whose % len(newest)])
-        return Stand(ends[dealt[-1][0]], position)
+        newest = reader.newest(dealt[:num])
+        if leg.when != "stopped":
+            position = take_position(stream, leg, coordinator, newest)
+        if is_whole and not failing.id and leg.when == "before":
+            for device in range(leg.extra, leg.devices):
+                reader.read(device, following[1][device])
+    if leg.when == "stopped":
+        position = take_position(stream, leg, coordinator, newest)
+    # What a last round leaves out is behind a feed at its end, not behind a token or a consumer.
+    is_told = stream.last_round != "drop" or not (
+        leg.transport or (newest and leg.carrier == "token")
+    )
+    if is_over and is_told:
+        # Rows that are dropped there are not asked for again.
+        at = ends[-1]._replace(row=max(ends[-1].row, naive.ends[-1]))
+        return Stand(at, position, is_over=leg.epochs in (0, len(stream.epochs)))
+    at = ends[dealt[num - 1][0]] if num else stand.at
+    return Stand(at, position)
+
+
+def check_places(program: Program) -> None:
+    """The place after a batch is told in the same bytes, whatever run came to it, from wherever."""
+    stream, wanted = program.stream, []
+    for number, leg in enumerate(program.legs):
+        at = leg.rounds % len(wanted) if wanted else 0
+        resume = wanted[at - 1] if at else None
+        leg = leg._replace(skip=0)
+        with running(stream, leg, resume, program.seed + number) as (_, (device,)):
+            tokens = [batch.cut.token() for batch in list(device)]
+        assert tokens == wanted[at:] or not wanted, (number, at)
+        wanted = wanted or tokens
+
+
+def take_position(stream: Stream, leg: Leg, source: Any, newest: list[feeder.Batch]) -> Any:
+    """Where a run has come to, of whose newest round these are the batches; it may have none."""
+    if leg.transport:
+        source = source.consumers[leg.whose % max(1, len(newest))]
+    # A token holds no rows.
+    is_bare = leg.carrier == "token" and not (newest and stream.repeatable)
+    carrier = CARRIERS["bytes" if is_bare else leg.carrier]
+    return carrier(source, newest[leg.whose % len(newest)] if newest else None)  # type: ignore
 
 
 def note_at(batch: NaiveBatch, axes: Sequence[int]) -> Record:
@@ -628,7 +726,7 @@ def check_arrival(program: Program) -> int:
                     break
             got += filter(None, taken)
             if taken and taken[-1] is not None:
-                position = CARRIERS[leg.carrier](coordinator, taken[-1])
+                position = take_position(stream, leg, coordinator, [taken[-1]])
         if taken and taken[-1] is None:
             break
     assert [batch.step for batch in got if batch.rows] == list(range(sum(b.rows > 0 for b in got)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hypothesis
 import pytest
-from hypothesis import HealthCheck, Phase, given
+from hypothesis import HealthCheck, given
 
 import parts
 from property.campaign import run
-from property.programs import Program, check, programs
+from property.programs import Program, alike, check, check_places, programs, served_programs
 
 pytestmark = [
     pytest.mark.timeout(600),  # of many examples
@@ -21,22 +21,53 @@ def examples(num: int) -> hypothesis.settings:
     """The same ones each time; many more in the full part."""
     return hypothesis.settings(
         derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink), max_examples=10 * num if parts.is_full else num,
+        max_examples=10 * num if parts.is_full else num,
     )  # fmt: skip
 
 
-@examples(200)
+@examples(30)
 @given(programs())
 def test_every_batch_position_and_error_is_that_of_the_naive_stream(program: Program) -> None:
     check(program)
 
 
-@examples(60)
+@examples(10)
 @given(programs("arrival"))
 def test_rows_in_order_of_arrival_are_neither_lost_nor_doubled(program: Program) -> None:
     check(program)
 
 
+@examples(20)
+@given(alike())
+def test_a_place_is_the_same_token_whatever_run_came_to_it(program: Program) -> None:
+    check_places(program)
+
+
+# ---- the same, of more programs: as much work as feeds that are served
+
+
+@pytest.mark.served
+@examples(200)
+@given(programs())
+def test_it_is_that_of_the_naive_stream_in_many_programs(program: Program) -> None:
+    check(program)
+
+
+@pytest.mark.served
+@examples(60)
+@given(programs("arrival"))
+def test_no_row_is_lost_or_doubled_in_many_programs(program: Program) -> None:
+    check(program)
+
+
+@pytest.mark.served
+@examples(50)
+@given(served_programs())
+def test_it_is_that_of_the_naive_stream_where_runs_are_served(program: Program) -> None:
+    check(program)
+
+
+@pytest.mark.served
 def test_a_campaign_counts_its_programs() -> None:
     done = run(seed=1, examples=5)
     assert done["programs by ticket"] == done["programs by arrival"] == 5 <= done["runs"]
