@@ -116,6 +116,7 @@ def test_how_many_there_may_be(given: Any) -> None:
         RayActors(1, per_actor=given)
 
 
+@pytest.mark.process  # of an environment that has Ray
 def test_an_actor_that_ends_takes_its_processes_along() -> None:
     made = Pool(2, per_actor=3)
     pool = made.pool
@@ -140,6 +141,7 @@ def test_an_actor_that_ends_takes_its_processes_along() -> None:
         made.close()
 
 
+@pytest.mark.process  # of an environment that has Ray
 def test_an_actor_that_was_never_made_counts_once() -> None:
     made = Pool(1, per_actor=2 * _MOST_UNMADE)
     pool, error = made.pool, RuntimeError("no such package")
@@ -154,6 +156,7 @@ def test_an_actor_that_was_never_made_counts_once() -> None:
         made.close()
 
 
+@pytest.mark.process  # of an environment that has Ray
 def test_an_actor_that_is_not_needed_ends_after_its_last_process() -> None:
     made = Pool(2, per_actor=2)
     pool = made.pool

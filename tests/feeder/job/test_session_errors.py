@@ -33,6 +33,7 @@ def test_a_factory_that_is_no_name_is_refused(tmp_path: Path, factory: Any) -> N
         LocalHostSession(factory, tmp_path)
 
 
+@pytest.mark.process
 @pytest.mark.needs("ray")
 def test_a_ray_session_refuses_the_same() -> None:
     with pytest.raises(feeder.ConfigError, match=r"factory is 'jobs', expected 'MODULE:ATTR'"):
