@@ -203,6 +203,7 @@ class Popen(_Popen):  # type: ignore[type-arg]
             "env": env,
             "cwd": cwd,
             "numbers": [0, 1, 2, *asked["pass_fds"]],
+            "limits": [resource.getrlimit(one) for one in _LIMITS],
             "has_session": asked["start_new_session"],
             "group": asked["process_group"],
             "ignored": [one for one in _SIGNALS if signal.getsignal(one) is signal.SIG_IGN],
@@ -266,8 +267,7 @@ def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 def _handed_on() -> list[Any]:
     """Return what a process gets from its parent that a fork does not get from the zygote."""
-    limits = [resource.getrlimit(one) for one in _LIMITS]
-    return [*limits, os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)]
+    return [os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)]
 
 
 def _is_package(folder: str) -> bool:
@@ -346,6 +346,8 @@ def _become(command: dict[str, Any], descriptors: list[int], control: socket.soc
     for one, number in zip(moved, numbers, strict=False):
         os.dup2(one, number)
         os.close(one)
+    for one, limits in zip(_LIMITS, command["limits"], strict=True):
+        resource.setrlimit(one, tuple(limits))
     os.chdir(command["cwd"])
     if command["has_session"]:
         os.setsid()

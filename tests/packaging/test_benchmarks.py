@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,9 +19,10 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture
-def harness(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(SCRIPTS)
-    return importlib.import_module("benchmarks.harness")
+    yield importlib.import_module("benchmarks.harness")
+    logging.getLogger("feeder").setLevel(logging.NOTSET)  # A load makes it say less.
 
 
 def module(name: str) -> ModuleType:

@@ -182,7 +182,7 @@ def test_a_node_that_fails_does_not_wait_for_one_that_waits_for_it(
     monkeypatch.setattr(feeder.job.local, "STOP_DEADLINE_S", 0.05)
     with pytest.raises(feeder.StuckWorkerError, match="node trainer_1") as caught:
         session.close()
-    assert "gate.wait" in str(caught.value)
+    assert "<lambda>" in str(caught.value)  # whether it has come to its gate or not
     gate.set()
 
 
