@@ -127,10 +127,14 @@ def test_what_only_a_start_can_give_is_started(tmp_path: Path) -> None:
     assert not is_forked(cwd=tmp_path)
     with pytest.raises(FileNotFoundError, match="no/such/folder"):
         is_forked(cwd="no/such/folder")
+
+
+def test_it_has_the_limits_of_who_asks_for_it() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:
-        assert not is_forked()
+        assert is_forked()
+        both("-c", "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
