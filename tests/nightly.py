@@ -35,6 +35,9 @@ class Campaign(NamedTuple):
 CAMPAIGNS = {
     "tests": Campaign(
         "tests that are too long for a commit", "pytest", "-q -m nightly tests", 60),
+    "streams": Campaign(
+        "draws programs of a feed and its resumes, and compares them with the naive stream",
+        "property.campaign", "--examples 2000 --seed {seed}", 60),
     "chaos": Campaign(
         "kills and stops servers and trainers, and compares every batch",
         "chaos.campaign", "--faults 500 --seed {seed}", 60),
