@@ -25,7 +25,7 @@ def test_a_campaign_that_is_not_there_is_an_error_that_lists_the_others(
 ) -> None:
     with pytest.raises(SystemExit):
         main(["chaos", "caos"])
-    assert "there is no campaign 'caos': tests, chaos," in capsys.readouterr().err
+    assert "there is no campaign 'caos': tests, streams, chaos," in capsys.readouterr().err
 
 
 @pytest.mark.process
