@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ def is_forked(*words: str, **settings: Any) -> bool:
     return done.stdout == "True\n"
 
 
+@pytest.fixture
+def own_zygote(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A zygote of what this process is now: tests before this one may have changed its
+    environment, and that takes starts from then on."""
+    made = zygote.Zygote()
+    monkeypatch.setattr(zygote, "zygote", made)
+    yield
+    monkeypatch.undo()
+    made.close()
+
+
 @pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
 def test_it_ends_as_one_that_was_started(code: str) -> None:
     both("-c", code)
@@ -112,6 +124,7 @@ def test_it_is_a_child_with_a_group_and_descriptors_of_its_own() -> None:
         assert process.wait(END_S) == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("own_zygote")
 def test_what_only_a_start_can_give_is_started(tmp_path: Path) -> None:
     assert is_forked()
     assert is_forked("-P", "-W", "error")
@@ -129,6 +142,7 @@ def test_what_only_a_start_can_give_is_started(tmp_path: Path) -> None:
         is_forked(cwd="no/such/folder")
 
 
+@pytest.mark.usefixtures("own_zygote")
 def test_it_has_the_limits_of_who_asks_for_it() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
