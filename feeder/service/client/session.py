@@ -373,7 +373,7 @@ class ClientSession:
         ]  # fmt: skip
         if found and not self.has_ended:
             raise ResumeError(
-                "the server that is there now deals the feed otherwise than the one before "
+                "the server was replaced by one that deals the feed to another number of trainers "
                 f"({'; '.join(found)}): this trainer would get batches that are not its own; "
                 "restart all trainers from a checkpoint"
             )

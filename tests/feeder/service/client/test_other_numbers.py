@@ -52,7 +52,7 @@ def test_each_trainer_is_told_and_the_position_fits_the_new_number(
             steps = [[next(trainer).step for _ in range(has_had)] for trainer in trainers]
         with serving(factory, SECOND if moves else FIRST, queues=after[0], replicas=after[1]):
             for trainer, (queue, _), had in zip(trainers, seats, steps, strict=True):
-                with pytest.raises(feeder.ResumeError, match=re.escape(f"before ({told})")):
+                with pytest.raises(feeder.ResumeError, match=re.escape(f"trainers ({told})")):
                     had += [batch.step for batch in trainer]
                 # What had come before is its own.
                 assert had == [*range(queue, num * len(had), num)]
