@@ -1,7 +1,7 @@
 """Draws docs/figures/map.svg: the wings with their modules, and the way of a row through them.
 
 The modules are those of the tree. Which files the row goes through is written here, and
-`tests/docs/test_design.py` compares it with what runs.
+`tests/docs/test_design.py` sees that it is of the modules that there are.
 """
 
 from __future__ import annotations

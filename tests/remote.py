@@ -124,20 +124,6 @@ class LiesNowAndThen:
         return rows_of(call)
 
 
-class DiesLate:
-    """Takes long for the calls from some number of all on, and then ends its process."""
-
-    def __init__(self, number: int, lasts_s: float) -> None:
-        self.number = number
-        self.lasts_s = lasts_s
-
-    def __call__(self, call: Call) -> Any:
-        if call.epoch * NUM_CALLS + call.index == self.number:
-            threading.Event().wait(self.lasts_s)
-            die()
-        return rows_of(call)
-
-
 class Cursors:
     """A pure function with cursors, which says by files where it was put."""
 
@@ -175,11 +161,6 @@ def die(number: int = signal.SIGKILL) -> None:
     faulthandler.disable()
     signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
     os.kill(os.getpid(), number)
-
-
-def leave(status: int) -> None:
-    """End this process at once."""
-    os._exit(status)
 
 
 def door(folder: Path) -> str:
@@ -451,13 +432,6 @@ class DiesAsWorker:
         return make_rows(worker_id, 0, at, batch_size)
 
 
-_THE_SAME = ValueError("always the same")
-
-
-def the_same() -> BaseException:
-    return _THE_SAME
-
-
 class Closed:
     """A stream that nobody reads."""
 
@@ -499,30 +473,12 @@ class Gives:
         return self.give() if call.index == self.index else rows_of(call)
 
 
-class Large:
-    """Gives large chunks of two rows."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-
-    def __call__(self, call: Call) -> Any:
-        if call.index == 6:
-            raise StopIteration
-        x = call.empty((2, self.num_bytes // 2), np.uint8)
-        x[0], x[1] = call.index, call.index + 100
-        return [x]
-
-
 def _with(**columns: Any) -> Any:
     return {**make_rows(9, 0, 0, 3), **columns}
 
 
 def objects() -> Any:
     return _with(vector=np.array([None, {}, "x"], object))
-
-
-def strings() -> Any:
-    return _with(label=np.array(["a", "bc", "d"]))
 
 
 def no_array() -> Any:
@@ -533,10 +489,6 @@ def no_tuple() -> Any:
     return 7
 
 
-def a_column_less() -> Any:
-    return tuple(make_rows(9, 0, 0, 3).values())[:2]
-
-
 def scalar() -> Any:
     return _with(label=np.float32(1.0))
 
@@ -545,24 +497,12 @@ def uneven() -> Any:
     return _with(label=np.zeros(2, np.uint16))
 
 
-def another_dtype() -> Any:
-    return _with(label=np.zeros(3, np.float64))
-
-
 def masked() -> Any:
     return _with(label=np.ma.masked_array([1, 2, 3], [True, False, True], np.uint16))
 
 
-def subclass() -> Any:
-    return _with(label=np.rec.array([(1,), (2,), (3,)], dtype=[("x", np.uint16)]))
-
-
 def transposed() -> Any:
     return _with(vector=np.arange(9, dtype=np.float32).reshape(3, 3).T)
-
-
-def big_endian() -> Any:
-    return _with(id=np.arange(3, dtype=">i8"))
 
 
 def read_only() -> Any:
@@ -581,10 +521,6 @@ def empty() -> Any:
 
 def structured() -> Any:
     return _with(label=np.zeros(3, [("a", "u1"), ("b", "f8")]))
-
-
-def dates() -> Any:
-    return _with(label=np.array(["2020", "2021", "2022"], "datetime64[D]"))
 
 
 def generator() -> Any:
@@ -673,27 +609,6 @@ class GivesTwice:
         raise AssertionError(self.how)
 
 
-class GivesLater:
-    """Makes the array of a call two calls before, and keeps each that it has given for a while."""
-
-    def __init__(self) -> None:
-        self.made: dict[int, np.ndarray] = {}
-        self.given: list[np.ndarray] = []
-
-    def make(self, call: Call, index: int) -> None:
-        if index not in self.made:
-            self.made[index] = filled(call.empty((ROWS, 2**18), np.uint8), index)
-
-    def __call__(self, call: Call) -> Any:
-        if call.index >= 30:
-            raise StopIteration
-        for index in range(call.index, call.index + 3):
-            self.make(call, index)
-        chunk = self.made.pop(call.index)
-        self.given = [*self.given[-2:], chunk]
-        return [chunk]
-
-
 class GivesAgain:
     """Keeps each of the three arrays that it has made, and gives each again and again."""
 
@@ -748,25 +663,6 @@ def take_memory() -> None:
 
     resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
     np.ones(2**31, np.uint8)
-
-
-class Greedy:
-    """Asks for more shared memory than there is."""
-
-    def __call__(self, call: Call) -> Any:
-        import resource
-
-        if call.index == 2:
-            resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
-            return [call.empty((1, 2**31), np.uint8)]
-        return [np.full((1, 2**20), call.index, np.uint8)]
-
-
-def run_out_of_descriptors() -> None:
-    """Open no more files from now on, but for those that there are."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 
 def fork_and_die(folder: Path) -> None:

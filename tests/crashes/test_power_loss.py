@@ -6,12 +6,9 @@ import random
 
 import pytest
 
-from crashes.command import main
 from crashes.disk import ROOT, Disk
-from crashes.positions import snapshot_at
 from crashes.power import lose_power
 from feeder import durable
-from feeder.checkpoint.store import CheckpointStore
 
 pytestmark = pytest.mark.served
 
@@ -33,15 +30,6 @@ def test_the_model_sees_what_an_fsync_is_for(missing: str) -> None:
     assert tally.num_old > FEW_STATES / 100
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("without", ["fsync", "folder-fsync"])
-def test_the_command_fails_where_something_is_missing(
-    without: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--states", "200", "--kills", "0", "--without", without]) == 1
-    assert "states after a loss of power" in capsys.readouterr().out
-
-
 def test_a_file_that_is_replaced_is_the_old_or_the_new_one_whole() -> None:
     dice = random.Random(5)
     for syncs in (True, False):
@@ -58,19 +46,3 @@ def test_a_file_that_is_replaced_is_the_old_or_the_new_one_whole() -> None:
             is_whole = len(data) == 50 and data == data[:1] * 50
             found.add(is_whole and data[0] >= max(told, default=0))
         assert found == ({True} if syncs else {True, False})
-
-
-def test_a_disk_that_is_synced_is_left_as_it_was() -> None:
-    disk = Disk()
-    with CheckpointStore(ROOT, fs=disk) as store:
-        name = store.save(snapshot_at(7))
-    left = disk.after_power_loss(len(disk.log), random.Random(1))
-    assert name in left.top.names
-    assert left.top.names[name].data == disk.top.names[name].data
-
-
-def test_a_disk_before_all_is_empty() -> None:
-    disk = Disk()
-    with CheckpointStore(ROOT, fs=disk) as store:
-        store.save(snapshot_at(7))
-    assert disk.after_power_loss(0, random.Random(1)).top.names == {}

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 import tty
-import urllib.request
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -114,21 +113,6 @@ def test_one_bit_of_the_weights_is_noticed(
     assert "batches at the end" not in printed
 
 
-def test_an_older_position_in_the_stream_is_noticed(
-    output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    positions: list[np.ndarray] = []
-
-    def rewind(content: dict[str, np.ndarray]) -> None:
-        positions.append(content["position"])
-        content["position"] = positions[0]
-
-    meddle_with_checkpoints(monkeypatch, rewind)
-    printed = run_expecting_difference(output, capsys)
-    assert len(positions) > 2
-    assert "batches at the end" in printed
-
-
 @pytest.mark.parametrize(
     ("which", "code", "limit_s", "told"),
     [
@@ -221,11 +205,6 @@ def test_kills_are_where_they_were_planned(monkeypatch: pytest.MonkeyPatch) -> N
     assert {num_kills for num_kills, _ in watched} == {0, 1, 2, 3, 4}
 
 
-def test_a_process_that_ends_before_it_is_killed_is_told() -> None:
-    with pytest.raises(supervisor.TrainingFailed, match="meant to be killed at step 99"):
-        run_quickly([Kill(step=99, victims=("trainer 1",))])
-
-
 def test_batches_are_those_of_a_naive_feeder() -> None:
     """Both runs could be wrong alike: here the digest is that of rows cut up one after another."""
     images, labels = (column[:NUM_TRAINING_ROWS] for column in load_digits())
@@ -248,19 +227,6 @@ def test_batches_are_those_of_a_naive_feeder() -> None:
     run, _ = run_quickly(kills, epochs=2, seed=3, checkpoints=10)
     got = [training.result.batches for training in run.trainings]
     assert got == [digest.hex() for digest in digests]
-
-
-def test_kills_are_random_apart_and_repeatable() -> None:
-    drawn = supervisor.draw_kills(5, 375, 0)
-    assert drawn == supervisor.draw_kills(5, 375, 0)
-    assert drawn != supervisor.draw_kills(5, 375, 1)
-    assert {kill.victims for kill in drawn} == set(supervisor.VICTIMS)
-    for num_kills in (1, 5, 50):
-        for seed in range(20):
-            steps = [kill.step for kill in supervisor.draw_kills(num_kills, 94, seed)]
-            assert len(set(steps)) == num_kills
-            assert steps == sorted(steps)
-            assert 1 <= steps[0] <= steps[-1] < 94
 
 
 def make_run(*losses: float) -> Training:
@@ -312,17 +278,6 @@ def test_a_difference_is_told(losses: tuple[float, ...], other: Training, told: 
     assert found.startswith(f"trainer 2: {told}")
 
 
-def test_processes_that_were_killed_are_counted() -> None:
-    from demo.picture import title
-
-    calm, killed = make_run(2.0, 1.0), make_killed_run()
-    for num, told in ((1, "1 process "), (2, "2 processes ")):
-        run = Run(trainings=(*[killed] * num, calm), kills=())
-        assert title(run, equal=True).startswith(told)
-    kills = (Kill(step=1, victims=(SERVER,)), Kill(step=2, victims=EVERYBODY))
-    assert Run(trainings=(killed, killed), kills=kills).num_killed == 4
-
-
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, TextIO]]:
     """Where keys are pressed, and where they are read."""
@@ -360,31 +315,6 @@ def test_the_page_stays_until_a_key_is_pressed(
     assert termios.tcgetattr(keyboard) == before
 
 
-def test_the_page_goes_where_nobody_presses_a_key_or_sits(
-    terminal: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("demo.show.PAGE_S", 0.01)
-    assert "press any key" in keep_page(terminal[1])
-    with open(os.devnull, encoding="utf-8") as nobody:
-        assert keep_page(nobody) == ""
-    assert keep_page(terminal[1], is_terminal=False) == ""
-
-
-def test_the_page_is_there_while_it_is_kept() -> None:
-    """The server ends after that, and not before."""
-    url = f"http://127.0.0.1:{(port := supervisor.free_port())}/"
-    seen: list[int] = []
-
-    def look() -> None:
-        with urllib.request.urlopen(url, timeout=5) as page:
-            seen.append(page.status)
-
-    supervisor.run_training(
-        [], lambda *_: None, epochs=1, steps_per_checkpoint=50, seed=0, status=port, before_end=look
-    )
-    assert seen == [200]
-
-
 @pytest.mark.parametrize("package", ["matplotlib", "rich"])
 def test_a_missing_extra_is_named(
     package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -404,24 +334,3 @@ def test_bad_options_end_with_2(argument: str, capsys: pytest.CaptureFixture[str
         demo.main([argument])
     assert stopped.value.code == 2
     assert argument.partition("=")[0] in capsys.readouterr().err
-
-
-def test_every_trainer_has_a_bar_that_follows_it_back() -> None:
-    from rich.progress import Progress
-
-    from demo.show import Bars
-
-    kills = [Kill(step=5, victims=(SERVER,)), Kill(step=9, victims=EVERYBODY)]
-    progress = Progress()
-    bars = Bars(progress, "disturbed run", kills, 20)
-    told = []
-    for num_kills, steps in ((0, (5, 5)), (1, (9, 8)), (2, (4, 8)), (2, (20, 20))):
-        bars(num_kills, steps)
-        told.append([(task.description, task.completed) for task in progress.tasks])
-    assert told[0][0] == ("SIGKILL to server at step 5", 0)
-    assert told[1][0] == ("SIGKILL to all at step 9", 1)
-    assert told[3][0] == ("all kills are done", 2)
-    assert [[step for _, step in lines[1:]] for lines in told] == [[5, 5], [9, 8], [4, 8], [20, 20]]
-    assert [name for name, _ in told[0][1:]] == [
-        "disturbed run, trainer 1", "disturbed run, trainer 2"
-    ]  # fmt: skip

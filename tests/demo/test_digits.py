@@ -9,21 +9,10 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from demo.digits import LARGEST_CHUNK_ROWS, DigitReader, load_digits
+from demo.digits import DigitReader, load_digits
 
 pytestmark = pytest.mark.served
-
-NUM_ROWS_PER_CLASS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 SOURCE_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
-
-
-def test_digits_are_whole() -> None:
-    images, labels = load_digits()
-    assert images.shape == (1797, 8, 8)
-    assert labels.shape == (1797,)
-    assert images.dtype == labels.dtype == np.uint8
-    assert (images.min(), images.max()) == (0, 16)
-    assert np.bincount(labels).tolist() == NUM_ROWS_PER_CLASS
 
 
 def test_digits_are_as_in_their_source() -> None:
@@ -58,12 +47,6 @@ def test_workers_read_every_row_once_an_epoch_in_another_order(reader: DigitRead
         assert Counter(chain(*epoch)) == Counter(range(200))
     assert epochs[0] != epochs[1]
     assert list(map(sorted, epochs[0])) == list(map(sorted, epochs[1]))
-
-
-def test_chunks_are_ragged(reader: DigitReader) -> None:
-    sizes = {len(chunk) for _ in range(4) for chunk in read_epoch(reader, 1)}
-    assert len(sizes) > 5
-    assert max(sizes) <= LARGEST_CHUNK_ROWS
 
 
 def test_seek_goes_on_from_every_cursor(reader: DigitReader) -> None:

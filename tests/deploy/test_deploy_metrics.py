@@ -72,15 +72,6 @@ def test_every_query_names_metrics_and_labels_that_there_are(query: str) -> None
     assert labels - set().union(*(known[name] for name in metrics)) <= FROM_SCRAPING
 
 
-def test_queries_are_taken_apart() -> None:
-    query = 'rate(a_total{feed=~"$feed"}[5m]) == 1 and on (instance, feed) b{state="x"} == 1 #'
-    assert names_in(f"{query} {{{{kind}}}} {{{{ $labels.queue }}}} {{{{ $value | x }}}}") == (
-        {"a_total", "b"},
-        {"feed", "instance", "state", "kind", "queue"},
-    )
-    assert names_in('label_values(c{d="1"}, e)') == ({"c"}, {"d", "e"})
-
-
 def test_the_dashboard_shows_every_metric() -> None:
     shown = set().union(*(names_in(query)[0] for query in queries_of_dashboard().values()))
     assert LABELS.keys() - shown == {"up"}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import shlex
-from functools import reduce
-from operator import getitem
 from typing import Any
 
-import pytest
 import yaml
 
 from deploy import test_deploy_files as files
@@ -40,41 +36,6 @@ def test_fields_are_those_of_the_operator() -> None:
     assert list(problems(load("rayjob.yaml"))) == []
     for group in cluster()["workerGroupSpecs"]:
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-
-
-HEAD = ("spec", "rayClusterSpec", "headGroupSpec")
-POD = (*HEAD, "template", "spec")
-WRONG: dict[str, tuple[tuple[Any, ...], Any, str]] = {
-    "of a job": (("spec", "backOffLimit"), 10, "no field backOffLimit"),
-    "of a cluster": (("spec", "rayClusterSpec", "autoscaling"), True, "no field autoscaling"),
-    "of a head": ((*HEAD, "replicas"), 1, "no field replicas"),
-    "of a pod": ((*POD, "serviceAccount"), "feeder", "no field serviceAccount"),
-    "of a container": ((*POD, "containers", 0, "envs"), [], "no field envs"),
-    "a number for text": ((*HEAD, "rayStartParams", "num-cpus"), 0, "0 is none of"),
-    "text for a number": (("spec", "backoffLimit"), "10", "'10' is none of"),
-    "no such mode": (
-        ("spec", "rayClusterSpec", "autoscalerOptions", "upscalingMode"), "Fast", "'Fast' is none"
-    ),
-    "a port without a name": (
-        (*POD, "containers", 0, "ports", 0), {"containerPort": 1}, "name is missing"
-    ),
-    "no quantity": (
-        (*POD, "containers", 0, "resources", "limits", "memory"), "8 GiB", "'8 GiB' is none of"
-    ),
-    "a volume of two kinds": ((*POD, "volumes", 0, "emptyDir"), {"sizeLimit": "1Mi"}, "several"),
-    "no head": (("spec", "rayClusterSpec"), {}, "headGroupSpec is missing"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("where, value, told", WRONG.values(), ids=WRONG)
-def test_what_the_operator_would_not_take_is_seen(
-    where: tuple[Any, ...], value: Any, told: str
-) -> None:
-    job = copy.deepcopy(load("rayjob.yaml"))
-    *path, last = where
-    reduce(getitem, path, job)[last] = value
-    (found,) = problems(job)
-    assert told in found
 
 
 def test_the_job_serves_on_actors() -> None:
@@ -149,14 +110,3 @@ def test_the_autoscaler_alone_may_ask_kubernetes() -> None:
     for pod in others:
         assert pod["serviceAccountName"] != head["serviceAccountName"]
         assert pod["automountServiceAccountToken"] is False
-
-
-def test_kustomize_knows_where_a_job_names_things() -> None:
-    paths = {one["path"] for one in load("names.yaml")["images"]}
-    references = {
-        spec["path"] for one in load("names.yaml")["nameReference"] for spec in one["fieldSpecs"]
-    }
-    assert "spec/submitterPodTemplate/spec/containers/image" in paths
-    for group in ("headGroupSpec", "workerGroupSpecs"):
-        assert f"spec/rayClusterSpec/{group}/template/spec/containers/image" in paths
-        assert f"spec/rayClusterSpec/{group}/template/spec/volumes/configMap/name" in references

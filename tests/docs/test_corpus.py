@@ -3,13 +3,10 @@ though its server and its ranks are killed."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,15 +16,6 @@ pytestmark = pytest.mark.process
 
 FOLDER = ROOT / "examples/corpus"
 PAGE = ROOT / "docs/pretraining.md"
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module `run` of the example."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield importlib.import_module("run")
-    for name in ("run", "corpus"):
-        del sys.modules[name]
 
 
 def run_it(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -62,15 +50,3 @@ def test_a_job_of_another_order_is_told(tmp_path: Path) -> None:
     done = run_it(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "step 0 is not in its place\n" in done.stdout
-
-
-def test_a_job_that_differs_is_told(run: Any) -> None:
-    whole = {step: str(step) for step in range(6)}
-    first, rest = dict(list(whole.items())[:4]), dict(list(whole.items())[2:])
-    assert run.compare(whole, first, rest) == []
-    assert run.compare(whole, first, {**rest, 5: "x"}) == ["step 5 is not in its place"]
-    assert run.compare(whole, {**first, 2: "x"}, rest) == ["step 2 is not in its place"]
-    assert run.compare(whole, {0: "0"}, {2: "2", 3: "3", 4: "4", 5: "5"}) == [
-        "step 1 is missing", "resumed at step 2",
-    ]  # fmt: skip
-    assert run.compare(whole, first, whole) == ["resumed at step 0"]

@@ -10,21 +10,10 @@ from pathlib import Path
 import pytest
 
 from docs.pages import ROOT, block_titled, blocks_of
-from docs.story import Story
 
 pytestmark = pytest.mark.process
 
 PAGE = ROOT / "docs/jobs.md"
-
-
-def test_the_page_leaves_what_it_says(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "my_job", raising=False)
-    story = Story(scratch)
-    for block in blocks_of(PAGE):
-        story.do(block)
-    uploaded, part = scratch / "trainer_1.uploaded", scratch / "checkpoints/trainer_1.4"
-    assert uploaded.read_bytes() == part.read_bytes()
-    assert (scratch / "nodes/trainer_0/output.log").read_text() == ""
 
 
 @pytest.mark.needs("ray")

@@ -3,7 +3,6 @@ feeder, finds what the library does."""
 
 from __future__ import annotations
 
-import ast
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -31,17 +30,6 @@ def page() -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(compile(BLOCK.code, "read_position.py", "exec"), names)
     return names
-
-
-def test_the_pages_reader_knows_no_feeder() -> None:
-    imported = [
-        alias.name
-        for node in ast.walk(ast.parse(BLOCK.code))
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    ]
-    assert sorted(imported) == ["msgpack", "struct", "xxhash"]
-    assert "import_module" not in BLOCK.code
 
 
 def pure(call: feeder.Call) -> list[np.ndarray]:
@@ -217,18 +205,6 @@ def test_the_pages_reader_refuses_what_is_damaged(page: dict[str, Any], tmp_path
         for wrong in damaged(data):
             with pytest.raises(ValueError):
                 page[read](wrong)
-
-
-def test_a_position_in_a_checkpoint_is_a_snapshot(page: dict[str, Any], tmp_path: Path) -> None:
-    coordinator, _ = feed(pure, 3)
-    with feeder.CheckpointStore(tmp_path) as store:
-        name = store.save(coordinator.snapshot(), 3)
-    entries, added = page["read_checkpoint"]((tmp_path / name).read_bytes())
-    assert name == "feed.00000000"
-    assert list(entries) == ["snapshot"]
-    assert added == {"step": 3, "feeds": {"train[0]": 3}}
-    (stream,) = page["read_snapshot"](entries["snapshot"][2])
-    assert stream["token"]["step"] == 3
 
 
 def chunk_digest(arrays: list[np.ndarray]) -> int:

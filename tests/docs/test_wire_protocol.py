@@ -3,10 +3,8 @@ from a server what the library reads, and its tables are those in force."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import cycle, takewhile
 from typing import Any
 
@@ -98,13 +96,6 @@ def reader_of_the_page() -> Callable[..., Any]:
     names: dict[str, Any] = {}
     exec(compile(BLOCK.code, "read_feed.py", "exec"), names)
     return names["Reader"]
-
-
-def test_the_pages_consumer_knows_no_feeder() -> None:
-    imports = [n for n in ast.walk(ast.parse(BLOCK.code)) if isinstance(n, ast.Import)]
-    roots = {alias.name for node in imports for alias in node.names}
-    assert {"msgpack", "numpy", "xxhash", "zmq"} < roots
-    assert "feeder" not in BLOCK.code and "workers" not in BLOCK.code
 
 
 def plain(call: feeder.Call, calls: int = 31) -> list[np.ndarray]:
@@ -280,23 +271,6 @@ def test_the_pages_consumers_read_two_queues(
             (_, _, came, _), _ = next(pair[step % 2])
             assert came == step
             assert unchecked((left, right)[step % 2].token) == unchecked(token)
-
-
-def test_places_are_told_both_by_tokens_and_by_numbers(
-    reader_of_the_page: Callable[..., Any],
-) -> None:
-    told = []
-
-    class Watching(reader_of_the_page):  # type: ignore[misc,valid-type]
-        def next_group(self) -> Any:
-            group = super().next_group()
-            told.append(None if group is None else group[11] is not None)
-            return group
-
-    for fetch in (plain, regular):
-        with serving(partial(make, fetch)) as server, read_by(Watching, server) as reader:
-            list(reader)
-    assert set(told) == {None, True, False}
 
 
 def test_the_pages_consumer_is_told_an_error(reader_of_the_page: Callable[..., Any]) -> None:

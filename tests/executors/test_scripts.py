@@ -75,15 +75,6 @@ class Fetch:
 fetch = Fetch()
 again = Fetch()
 """,
-    "a method": """
-class Reader:
-    def read(self, call: Call):
-        if call.index == 5:
-            raise StopIteration
-        return [np.arange(2) + 10 * call.index]
-
-fetch = Reader().read
-""",
     "a dataset": """
 class Dataset:
     def __len__(self):
@@ -92,16 +83,6 @@ class Dataset:
         return (i * i,)
 
 fetch = sources.records(Dataset())
-""",
-    "a partial": """
-import functools
-
-def scaled(factor, call: Call):
-    if call.index == 5:
-        raise StopIteration
-    return [factor * np.arange(2) + 10 * call.index]
-
-fetch = functools.partial(scaled, 5)
 """,
 }
 
@@ -114,20 +95,6 @@ REFUSED = """
 try:
     run(fetch)
 except feeder.ConfigError as error:
-    print(error)
-"""
-
-ERROR = """
-class OwnError(Exception):
-    def __init__(self, first, second):
-        super().__init__(first)
-
-def fetch(call: Call):
-    raise OwnError("of the script", 2)
-
-try:
-    run(fetch)
-except feeder.FetchError as error:
     print(error)
 """
 
@@ -163,25 +130,6 @@ def test_without_cloudpickle_the_ways_out_are_told(tmp_path: Path) -> None:
     for error in errors:
         assert error.startswith("fetch_fun ")
         assert "stands in the script itself, or in a notebook; there are three ways out" in error
-
-
-@pytest.mark.needs("cloudpickle")
-def test_an_exception_of_the_script(tmp_path: Path) -> None:
-    status, out, err = run_script(tmp_path, HEAD + ERROR)
-    assert status == 0, err
-    told = out.splitlines()[-1]
-    assert told.startswith("worker 0, call 0: fetch function raised ")
-    assert told.endswith("OwnError: of the script")
-
-
-@pytest.mark.needs("cloudpickle")
-def test_a_script_that_is_read_from_the_standard_input(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-"], input=HEAD + TAIL["a function"] + RUN, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=WAIT_S,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("the script runs\nTrue\n", "")
 
 
 def test_a_module_beside_the_script(tmp_path: Path) -> None:

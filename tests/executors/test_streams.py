@@ -26,9 +26,7 @@ from feeder.workers import sources
 from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
 from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch, make_rows
 from parts import few
-from protos import Datum
-from remote import Flaky, GivesAgain, GivesLater, GivesTwice, ManySizes, Small, Walk, sample
-from stores import write_lmdb
+from remote import Flaky, GivesAgain, GivesTwice, ManySizes, Small, Walk, sample
 
 pytestmark = [pytest.mark.usefixtures("in_threads"), pytest.mark.served]
 
@@ -126,13 +124,6 @@ def test_the_same_place_is_the_same_token_whatever_the_feed_is_run_on(form: str)
         ) as (_, feed):
             tokens.append([batch.cut.token() for batch in list(feed)])
     assert tokens[1:] == tokens[:1] * 2
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_without_rebatching_each_chunk_is_a_batch(form: str) -> None:
-    what: dict[str, Any] = {"epochs": 2, "dont_rebatch": True}
-    whole = drain(make_fetch(form, "ragged"), **what)
-    assert_same(drain(make_fetch(form, "ragged"), executor=Processes(3), **what), whole)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -275,27 +266,8 @@ def of_large_arrays(path: Path, **order: Any) -> Any:
     return sources.arrays(np.arange(99), np.arange(990_000).reshape(99, 10_000), **order)
 
 
-def of_tokens(path: Path, **order: Any) -> Any:
-    np.arange(NUM_RECORDS * 5, dtype=np.uint16).tofile(path / "tokens.bin")
-    return sources.tokens(path / "tokens.bin", 5, np.uint16, **order)
-
-
 def of_samples(path: Path, **order: Any) -> Any:
     return sources.samples(sample, NUM_RECORDS, **order)
-
-
-def of_records(path: Path, **order: Any) -> Any:
-    return sources.records([(i, i / 2) for i in range(NUM_RECORDS)], **order)
-
-
-def of_caffe(path: Path, **order: Any) -> Any:
-    if not (path / "caffe").exists():
-        records = [
-            Datum(channels=1, height=2, width=2, data=bytes([i] * 4), label=i, encoded=False)
-            for i in range(NUM_RECORDS)
-        ]
-        write_lmdb(path / "caffe", [record.SerializeToString() for record in records])
-    return sources.caffe_lmdb(path / "caffe", **order)
 
 
 def of_walks(path: Path, **order: Any) -> Any:
@@ -303,8 +275,8 @@ def of_walks(path: Path, **order: Any) -> Any:
 
 
 SOURCES: dict[str, Callable[..., Any]] = {
-    "arrays": of_arrays, "large arrays": of_large_arrays, "tokens": of_tokens,
-    "samples": of_samples, "records": of_records, "caffe": of_caffe, "iterables": of_walks,
+    "arrays": of_arrays, "large arrays": of_large_arrays, "samples": of_samples,
+    "iterables": of_walks,
 }  # fmt: skip
 
 
@@ -312,10 +284,9 @@ def source_feed(
     source: Any, resume: bytes | None = None, **what: Any
 ) -> tuple[list[Record], list[bytes]]:
     """Return the batches of a feed, and after each of them a snapshot."""
-    names = ["tokens"] if "tokens" in repr(source) else ["x", "y"]
     batches, snapshots = [], []
     with make(
-        source, input_blob_names=names, batch_size=4, num_worker_threads=2, seed=7, epochs=3,
+        source, input_blob_names=["x", "y"], batch_size=4, num_worker_threads=2, seed=7, epochs=3,
         resume=resume, timeout=60.0, **what,
     ) as coordinator:  # fmt: skip
         (name,) = coordinator
@@ -346,10 +317,8 @@ def test_sources_go_on_at_a_cut(tmp_path: Path, kind: str, order: str) -> None:
 # ---- odd chunks
 
 BAD_CHUNKS: tuple[Callable[[], Any], ...] = (
-    remote.objects, remote.strings, remote.no_array, remote.no_tuple, remote.a_column_less,
-    remote.scalar, remote.uneven, remote.another_dtype, remote.masked, remote.subclass,
-    remote.transposed, remote.big_endian, remote.read_only, remote.strided, remote.empty,
-    remote.structured, remote.dates,
+    remote.objects, remote.no_array, remote.no_tuple, remote.scalar, remote.uneven, remote.masked,
+    remote.transposed, remote.read_only, remote.strided, remote.empty, remote.structured,
 )  # fmt: skip
 
 
@@ -382,16 +351,6 @@ ONE = {"input_blob_names": ["x"], "batch_size": remote.ROWS}
 TWO = {"input_blob_names": ["x", "y"]}
 
 
-def test_chunks_larger_than_the_bound() -> None:
-    what: dict[str, Any] = {"input_blob_names": ["x"], "batch_size": 2}
-    whole = drain(remote.Large(3 * 2**20), **what)
-    for num in (1, 2):
-        got = drain(
-            remote.Large(3 * 2**20), executor=Processes(num), max_buffered_bytes=2**20, **what
-        )
-        assert_same(got, whole)
-
-
 @pytest.mark.parametrize(("batch_size", "num"), ((7, 3), (900, 1)))
 def test_batches_that_are_kept_do_not_change(batch_size: int, num: int) -> None:
     what: dict[str, Any] = {**TWO, "batch_size": batch_size, "last_batch": "keep"}
@@ -413,13 +372,6 @@ def test_an_array_that_is_given_twice(how: str) -> None:
             batch["x"][:] = 255
             assert batch["y"].tobytes() == before
     assert_same(got, whole)
-
-
-def test_an_array_that_is_given_in_a_later_call() -> None:
-    whole = drain(GivesLater(), num_worker_threads=1, **ONE)
-    with running(GivesLater(), num_worker_threads=1, executor=Processes(1), **ONE) as (_, feed):
-        got = list(feed)
-    assert_same(list(map(note, got)), whole)
 
 
 @pytest.mark.parametrize("rows_per_call", (None, remote.ROWS))

@@ -15,9 +15,8 @@ import feeder
 from feeder.state import codec
 from feeder.state.snapshot import Snapshot
 from fuzz import entries
-from fuzz.campaign import Share, give_in, make_input
-from fuzz.entries import ENTRIES, Entry
-from fuzz.inputs import nested
+from fuzz.campaign import make_input
+from fuzz.entries import ENTRIES
 from project import ROOT
 
 COMMANDS = ("inspect", "command")
@@ -70,18 +69,6 @@ def test_a_planted_mistake_is_seen_and_can_be_had_again(
     assert said in output
     assert "scripts/nightly fuzz --only codec --seed 2 --first 7 --inputs 1" in output
     assert (tmp_path / "codec-2-7").read_bytes() == make_input("codec", 2, 7)
-
-
-def test_an_input_depends_on_its_number_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    several: list[bytes] = []
-    monkeypatch.setitem(ENTRIES, "again", Entry(ENTRIES["codec"].make, several.append))
-    assert give_in(Share("again", 1, 3, 4), lambda number: None, lambda number: None) == ""
-    assert several == [make_input("again", 1, number) for number in range(3, 7)]
-
-
-def test_nested_values_reach_depths_at_which_the_stack_would_end() -> None:
-    chance = Random(1)
-    assert max(len(nested(chance)) for _ in range(200)) > 10_000
 
 
 # ---- what ended the process, or came out as another error

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import pickle  # noqa: TID251  (users may send what is public through it)
 import sys
 import types
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,6 @@ import feeder.errors
 import feeder.job
 import feeder.sources
 import feeder.workers.sources
-from project import ROOT
 
 MEMBERS = (types.FunctionType, classmethod, property, staticmethod)
 PUBLIC = [
@@ -87,18 +84,3 @@ def test_the_page_of_sources_is_that_of_workers_sorted_and_documented() -> None:
     for name in feeder.sources.__all__:
         assert getattr(feeder.sources, name) is getattr(feeder.workers.sources, name)
         assert inspect.getdoc(getattr(feeder.sources, name)), name
-
-
-def imported_by(path: Path) -> set[str]:
-    """Return the top-level packages that a file imports, wherever in it."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    plain = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
-    from_ = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    return {name.split(".")[0] for name in plain | from_}
-
-
-def test_workers_needs_numpy_and_xxhash_alone() -> None:
-    files = sorted((ROOT / "workers").rglob("*.py"))
-    imported = set().union(*map(imported_by, files))
-    assert imported - sys.stdlib_module_names <= {"feeder", "numpy", "xxhash"}
-    assert "numpy" in imported

@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -33,13 +30,6 @@ def cost_of(harness: ModuleType, wall_s: float, cpu_s: float = 1.0) -> Any:
     return harness.Cost(wall_s=wall_s, cpu_s=cpu_s, here_s=cpu_s, load=0.0)
 
 
-def spin(seconds: float) -> None:
-    """Use so much CPU."""
-    before = os.times().user
-    while os.times().user - before < seconds:
-        pass
-
-
 def test_contenders_take_turns_and_another_one_begins_each_time(harness: ModuleType) -> None:
     begun = []
 
@@ -53,53 +43,6 @@ def test_contenders_take_turns_and_another_one_begins_each_time(harness: ModuleT
     samples = harness.interleave([row("a"), row("b")], harness.Settings(repetitions=3))
     assert "".join(begun) == "abbaab"
     assert [cost.wall_s for cost in samples["a"]] == [1, 4, 5]
-
-
-def test_batches_are_counted_after_the_warm_up(harness: ModuleType) -> None:
-    taken = []
-    settings = harness.Settings(timed_s=0.0, warm_s=0.0, warm_batches=3)
-    cost = harness.cost_of_batches(lambda: taken.append(0), settings)
-    assert len(taken) > 3
-    assert 0 < cost.wall_s < 1 and 0 <= cost.here_s <= cost.cpu_s
-
-
-def test_cpu_of_this_process_is_counted_and_waiting_is_not(harness: ModuleType) -> None:
-    watch = harness.Watch()
-    spin(0.02)
-    with watch:
-        spin(0.03)
-    cost = watch.cost(2)
-    assert 0.01 <= cost.here_s < 1
-    assert cost.cpu_s >= cost.here_s
-
-
-@pytest.mark.process
-def test_cpu_of_processes_is_counted_while_they_live_and_when_they_have_ended(
-    harness: ModuleType,
-) -> None:
-    code = "import time, sys\nwhile time.process_time() < 0.05: pass\nprint(flush=True)\ninput()"
-    watch = harness.Watch()
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None
-        with watch:
-            child.stdout.readline()
-        living = watch.cost()
-        assert child.pid in harness.processes_below(os.getpid())
-        child.communicate(b"\n")
-    assert living.cpu_s - living.here_s > 0.01
-    ended = harness.Watch()
-    with ended:
-        subprocess.run([sys.executable, "-c", code], input=b"\n", check=True, capture_output=True)
-    assert ended.cost().cpu_s > 0.04
-
-
-def test_rows_are_chosen_with_what_they_are_compared_with(harness: ModuleType) -> None:
-    rows = [harness.Row(name=name, measure=None, of=of) for name, of in
-            (("copy", None), ("fast one", "copy"), ("slow one", None))]  # fmt: skip
-    assert [row.name for row in harness.chosen(rows, ["fast"])] == ["copy", "fast one"]
-    assert harness.chosen(rows, []) == rows
 
 
 def test_a_ratio_is_of_samples_of_the_same_repetition(harness: ModuleType) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 import costs
 import parts
 from fetches import FORMS, PATTERNS
-from parts import some, unit_of
+from parts import some
 
 LAST_BATCH = ("keep", "drop", "pad", "carry")
 
@@ -27,32 +27,6 @@ def test_each_case_takes_each_value() -> None:
             assert len(taken) == len(set(taken)) == 4
             for axis, values in zip(axes, zip(*taken, strict=True), strict=True):
                 assert set(values) == set(axis)
-
-
-def test_a_case_takes_the_same_each_time() -> None:
-    assert list(some(("seek", 7), LAST_BATCH, "abc")) == list(some(("seek", 7), LAST_BATCH, "abc"))
-
-
-@pytest.mark.parametrize(
-    ("cases", "axes"),
-    [
-        (product(FORMS, PATTERNS, (1, 2, 3, 5)), (LAST_BATCH, (1, 2, 3, 4))),
-        (product(FORMS, PATTERNS, ("uneven", "drop", "pad")), ((1, 2), LAST_BATCH)),
-        (product(FORMS, (1, 2, 7, 64)), (tuple(PATTERNS), LAST_BATCH)),
-        (product(FORMS, PATTERNS), ((1, 2, 8), (1, 2))),
-    ],
-    ids=["naive", "rounds", "sizes", "buffers"],
-)
-def test_all_cases_together_take_all_pairs(cases, axes) -> None:
-    taken = {pair for case in cases for pair in some(case, *axes)}
-    for i, k in combinations(range(len(axes)), 2):
-        pairs = {(one[i], one[k]) for one in taken}
-        assert pairs == set(product(axes[i], axes[k]))
-
-
-def test_the_full_part_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "is_full", True)
-    assert list(some(("seek",), (1, 2), "ab")) == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
 
 
 @pytest.mark.parametrize(
@@ -122,20 +96,3 @@ def test_a_test_that_costs_more_than_its_mark_says_fails(pytester: pytest.Pytest
             "*process *test_process_starts*",
         ]
     )
-
-
-@pytest.mark.parametrize(
-    ("nodeid", "unit"),
-    [
-        ("tests/feeder/job/test_sessions.py::test_array[x]", "tests/feeder/job/test_sessions.py"),
-        ("tests/feeder/job/test_sessions.py::test_a[ray-file]", "a Ray cluster"),
-        ("tests/feeder/job/test_put_back.py::test_b[file-ray]", "a Ray cluster"),
-        (
-            "tests/conformance/test_stream.py::test_c[3-pure]",
-            "tests/conformance/test_stream.py::test_c",
-        ),
-        ("tests/conformance/test_a.py::test_d", "tests/conformance/test_a.py::test_d"),
-    ],
-)
-def test_what_belongs_together_runs_in_one_process(nodeid: str, unit: str) -> None:
-    assert unit_of(nodeid) == unit

@@ -56,37 +56,3 @@ def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"{tmp_path} is not a virtual environment: move it away" in done.stderr
     assert (tmp_path / "thesis.txt").exists()
-
-
-def test_an_old_python_is_refused(tmp_path: Path) -> None:
-    old = tmp_path / "old-python"
-    old.write_text("#!/bin/sh\nexit 1\n")
-    old.chmod(0o755)
-    # Without uv, which would look for a Python of its own accord.
-    done = run(
-        ROOT / "scripts/test",
-        cwd=tmp_path,
-        FEEDER_VENV="env",
-        FEEDER_PYTHON=str(old),
-        PATH="/usr/bin:/bin",
-    )
-    assert done.returncode == 1
-    assert "old-python is not Python 3.11 or newer" in done.stderr
-    assert not (tmp_path / "env").exists()
-
-
-def test_without_a_driver_nothing_is_installed_for_gpus(tmp_path: Path) -> None:
-    """What wants a GPU says itself that there is none."""
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 127\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    script = f"set -euo pipefail; . {ROOT}/scripts/lib.sh; gpu_environment; echo here"
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    done = run("bash", "-c", script, cwd=tmp_path, PATH=path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "here\n", "")
-
-
-def test_the_usage_of_the_tests_needs_no_environment(tmp_path: Path) -> None:
-    done = run(ROOT / "scripts/test", "--help", cwd=tmp_path, FEEDER_VENV="env")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: scripts/test [fast | full | adapters]")
-    assert not (tmp_path / "env").exists()

@@ -18,13 +18,6 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 CORE = {"msgpack", "msgspec", "numpy", "pyzmq", "xxhash"}
-EXTRAS = {
-    "arrow",
-    "adapters", "hf", "jax", "lightning", "tensorflow", "torch",
-    "bench", "cli", "cuda12", "cuda13", "demo", "dev", "docs", "images", "lmdb", "metrics",
-    "objectstore", "peers", "processes", "ray", "test",
-    "unit",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +90,6 @@ def test_it_needs_five_packages(metadata: Message) -> None:
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert {line.split(">=")[0] for line in needed} == CORE
     assert all(">=" in line for line in needed)
-
-
-def test_its_extras_are_known(metadata: Message) -> None:
-    assert set(metadata.get_all("Provides-Extra")) == EXTRAS
 
 
 def test_its_api_can_be_imported_and_its_command_runs(unpacked: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -83,22 +82,6 @@ def test_ray_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
         make(remote.plain, executor=RayActors(1))
 
 
-def test_the_oldest_is_that_of_the_extra() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    assert f'ray = ["ray>={cluster.OLDEST[0]}.{cluster.OLDEST[1]}"]' in text
-
-
-def test_a_function_that_cannot_be_sent() -> None:
-    pytest.importorskip("ray")
-    lock = threading.Lock()
-
-    def fetch(call: Any) -> Any:
-        return lock
-
-    with pytest.raises(ConfigError, match=r"'.*fetch' cannot be sent to a process"):
-        make(fetch, executor=RayActors(1))
-
-
 def in_child(code: str, **env: str) -> str:
     """Run a script that is connected to no cluster; what it says at last."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}", **env}
@@ -140,26 +123,6 @@ def test_an_actor_that_does_not_reach_its_driver(monkeypatch: pytest.MonkeyPatch
         told = actor.Invitation(1, b"", f"tcp://127.0.0.1:{sock.getsockname()[1]}", b"0" * 40)
         with pytest.raises(ConnectionError, match=rf"cannot reach the driver at {told.tcp}"):
             actor.Actor().serve(told)
-
-
-def test_clocks_may_differ() -> None:
-    """No module that an actor imports or that speaks to it looks at the time of day."""
-    names = (
-        "actor",
-        "actors",
-        "child",
-        "cluster",
-        "ledger",
-        "ports",
-        "scaling",
-        "seats",
-        "wire",
-        "blocks",
-    )
-    for name in names:
-        module = importlib.import_module(f"feeder.executors.{name}")
-        text = Path(str(module.__file__)).read_text()
-        assert "time.time(" not in text and "datetime" not in text, name
 
 
 # ---- On a cluster
@@ -214,31 +177,10 @@ def test_an_environment_that_cannot_be_made(cluster: Any) -> None:
 
 
 @pytest.mark.process
-def test_variables_of_an_environment_are_there(cluster: Any) -> None:
-    variables = {"FEEDER_TEST": "here"}
-    executor = RayActors(
-        1, runtime_env={"env_vars": {**variables, "PYTHONPATH": f"{ROOT}:{TESTS}"}}
-    )
-    fetch = remote.At(2, remote.look_at_environment, variables)
-    assert len(drain(fetch, epochs=1, executor=executor, timeout=TIMEOUT_S)) > 1
-
-
-@pytest.mark.process
 def test_an_unknown_way(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA, "pigeons")
     with pytest.raises(ConfigError, match="FEEDER_RAY_DATA is 'pigeons', expected mapped"):
         drain(remote.plain, executor=RayActors(1))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("way", ("frames",))
-def test_what_a_call_raises_has_its_own_traceback(
-    cluster: Any, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(DATA, way)
-    with pytest.raises(FetchError, match="ValueError: a value") as caught:
-        drain(remote.Raises(remote.value_error), executor=RayActors(2), timeout=TIMEOUT_S)
-    assert "remote.py" in "".join(getattr(caught.value.__cause__, "__notes__", []))
 
 
 @pytest.mark.process

@@ -20,7 +20,7 @@ from feeder import FetchError, RayActors
 from feeder.executors import scaling
 from feeder.executors.actors import DATA, ActorPool
 from feeder.executors.scaling import Scaling
-from feeds import Record, assert_same, deal, drain, expected, note, running
+from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
 from lineage import WAIT_S, ends_of
 from project import ROOT, TESTS
@@ -187,36 +187,6 @@ def test_one_that_ends_each_actor_is_named(way: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(DATA, way)
     with pytest.raises(FetchError, match=r"call 4: its process ended 3 times, the last time"):
         drain(remote.At(4, remote.die), executor=RayActors(2), timeout=TIMEOUT_S)
-
-
-@pytest.mark.parametrize("way", ("mapped",))
-def test_one_that_ends_each_actor_late_is_named(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is issued again before it ends its actor, so there is always one that has it."""
-    monkeypatch.setenv(DATA, way)
-    fetch = remote.DiesLate(45, lasts_s=0.5)
-    with pytest.raises(FetchError, match=r"call 5: its process ended 3 times, the last time"):
-        drain(fetch, epochs=4, executor=RayActors(3), timeout=TIMEOUT_S)
-
-
-def test_one_to_eight_to_two_actors_and_processes() -> None:
-    settings: dict[str, Any] = {
-        "epochs": 1, "timeout": TIMEOUT_S, "input_blob_names": ["x"], "max_buffered_batches": 16
-    }  # fmt: skip
-    whole = drain(remote.many, **settings)
-    got: list[Record] = []
-    with running(remote.many, executor=RayActors((1, 8), num_cpus=0), **settings) as (_, feed):
-        pool, steps = pool_of(feed), [1, 8, 2]
-        for batch in feed:
-            got.append(note(batch))
-            if len(pool.pids()) == steps[0]:
-                steps.pop(0)
-                if not steps:
-                    token = batch.cut.token()
-                    break
-                scale(pool, steps[0])
-    assert not steps, "the stream ended before all had come and gone"
-    rest = drain(remote.many, resume=token, executor="processes:2", **settings)
-    assert_same(got + rest, whole)
 
 
 def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,9 @@ from itertools import count
 import pytest
 
 import parts
-from feeder.workers.fetch.scheduler import Partition
-from feeder.workers.stream.merge import Merge
 from simulation.faults import Fault
-from simulation.fleet import Fleet, FleetPipeline, Workers
-from simulation.hour import Hour, feed_of, from_one_thread, plan_of, rough, watch
+from simulation.fleet import Fleet, Workers
+from simulation.hour import Hour, from_one_thread, plan_of, rough, watch
 from simulation.simulate import simulated
 from simulation.stream import rows_of
 from simulation.world import BEGIN, World
@@ -72,11 +70,6 @@ def served(
         return watch(plan)
 
 
-@pytest.mark.parametrize(("num", "threads"), [(2, 4), (100, 164), (1000, 1125)])
-def test_so_many_calls_are_ahead(num: int, threads: int) -> None:
-    assert feed_of(num, 64, 1).threads == threads
-
-
 def test_trainers_are_handed_what_one_thread_makes() -> None:
     found = served(1000, 64, 150.0)
     print(found)
@@ -93,32 +86,3 @@ def test_servers_and_trainers_die_beside_actors() -> None:
     print(found)
     assert found.violation == ""
     assert found.killed > 5 and found.slow
-
-
-def first_that_came(merge: Merge) -> int | None:
-    """Merge whatever has come, and not what comes next in the order."""
-    turn, size = merge.position.turn, merge._partitions.num_partitions
-    others = [(turn + i) % size for i in range(size)]
-    return next((one for one in others if merge._heads[one].chunks or merge._has_come(one)), turn)
-
-
-def other_call(pipeline: FleetPipeline, payload: tuple[Partition, int, int]) -> None:
-    """Take the answer to a call for that to the partition's next one."""
-    partition, epoch, index = payload
-    came(pipeline, (partition, epoch, index + pipeline._num * (index == 50)))
-
-
-came = FleetPipeline._came
-PLANTED = {"order of arrival": (Merge, "_next_partition", first_that_came),
-           "another call": (FleetPipeline, "_came", other_call)}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_what_is_merged_in_a_wrong_place_is_found(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = plan_of(rough(20, 60.0), 3, 60.0)
-    with simulated():
-        assert watch(plan).violation == ""
-        monkeypatch.setattr(*PLANTED[name])
-        assert watch(plan).violation.startswith("rows: batch")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from itertools import cycle, islice, product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import feeder
 import parts
 import remote
-from conformance.served import served
-from executors.test_streams import LAST_BATCH, ORDERS, SOURCES, source_feed
+from executors.test_streams import LAST_BATCH
 from feeder import Processes, RayActors, Threads
 from feeder.executors.actors import DATA
-from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
+from feeds import CARRIERS, Record, assert_same, drain, expected, note, running
 from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch
 from parts import few
 
@@ -73,24 +70,6 @@ def test_resumed_again_and_again_on_something_else() -> None:
     assert_same(stream, expected(make_fetch(form, "ragged"), pure=form == "pure", **settings))
 
 
-@pytest.mark.parametrize(("kind", "way"), (("samples", "mapped"), ("large arrays", "frames")))
-def test_sources_go_on_at_a_cut(
-    tmp_path: Path, kind: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(DATA, way)
-    order = ORDERS["dali window"]
-
-    def source() -> Any:
-        return SOURCES[kind](tmp_path, **order)
-
-    whole, _ = source_feed(source())
-    again, snapshots = source_feed(source(), executor=RayActors(2))
-    assert_same(again, whole)
-    i = len(whole) // 2
-    rest, _ = source_feed(source(), resume=snapshots[i - 1])
-    assert_same(rest, whole[i:])
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_large_chunks(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA, way)
@@ -98,25 +77,6 @@ def test_large_chunks(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = drain(remote.large, **settings)
     assert_same(on_actors(remote.large, **settings), stream)
     assert_same(on_actors(remote.large, writable=True, **settings), stream)
-
-
-def test_a_served_feed_runs_on_actors() -> None:
-    stream = expected(make_fetch("replay", "ragged"), pure=False, epochs=2)
-    coordinator = make(
-        make_fetch("replay", "ragged"), epochs=2, executor=RayActors(2), timeout=WAIT_S
-    )
-    with served("shared", coordinator) as seen:
-        assert_same(list(map(note, seen)), stream)
-
-
-def test_a_server_runs_what_it_serves_on_actors(tmp_path: Path) -> None:
-    stream = expected(make_fetch("pure", "ragged"), pure=True, epochs=2)
-    coordinator = make(make_fetch("pure", "ragged"), epochs=2, timeout=WAIT_S)
-    with (
-        feeder.serve(coordinator, f"ipc://{tmp_path}/feed.sock", executor="ray:2") as server,
-        feeder.connect(server.addresses[0]) as consumer,
-    ):
-        assert_same([note(batch) for batch in consumer], stream)
 
 
 def test_what_is_printed_and_logged_comes_here(
