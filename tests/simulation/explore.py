@@ -14,10 +14,10 @@ Checked in each state:
 - waits: once faults stop, every trainer can still come to its end
 - table: nothing happens to a member that the table has no move for
 
-A state is a tuple of numbers: of the faults that are left, of the server's state, and of each
-trainer's. What one piece does next is found by the real code once for each state of that piece,
-and from then on looked up for millions of states at a time. No interleaving is left out, and
-a state is known by the numbers themselves and not by a hash: nothing is taken on trust here.
+A state is a tuple: the faults that are left, the number of the server's state, and that of each
+trainer's. What one piece does next is found by the real code once for each state of that piece, and
+from then on looked up. No interleaving is left out, and a state is known by the numbers themselves
+and not by a hash: nothing is taken on trust here.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from feeder.service.protocol import membership as ms
 from simulation.model import (
     FAULTS,
-    NO_CALL,
     Limits,
     Server,
     Servers,
@@ -45,10 +43,7 @@ from simulation.model import (
     Violation,
 )
 
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
-
-PART = 1 << 18
-"""States that are looked at together: a bound on memory."""
+State = tuple[Any, ...]
 
 
 class Register:
@@ -67,310 +62,172 @@ class Register:
     def __getitem__(self, number: int) -> Any:
         return self._things[number]
 
-    def __len__(self) -> int:
-        return len(self._things)
 
+class Table(dict[tuple[int, ...], Any]):
+    """What a function says of numbers, found once for each; also that it breaks an invariant."""
 
-class Rows:
-    """Rows of numbers, of which there are more and more."""
-
-    def __init__(self, width: int) -> None:
-        self._rows = np.empty((64, width), np.int64)
-        self.num = 0
-
-    def append(self, *row: int) -> int:
-        """Add a row; returns its number."""
-        if self.num == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-        self._rows[self.num] = row
-        self.num += 1
-        return self.num - 1
-
-    def __getitem__(self, at: Any) -> Numbers:
-        return self._rows[at]
-
-
-class Table:
-    """A function of whole numbers that is called once for each, and looked up for many at a time.
-
-    `function` gets what `split` joined.
-    """
-
-    def __init__(self, function: Callable[[int, int], int]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
         self._function = function
-        self._keys = np.empty(0, np.int64)
-        self._values = np.empty(0, np.int64)
 
-    def __call__(self, first: Numbers, second: Numbers) -> Numbers:
-        keys = (first << 32) | second
-        at = np.searchsorted(self._keys, keys)
-        is_new = at == len(self._keys)
-        is_new[~is_new] = self._keys[at[~is_new]] != keys[~is_new]
-        if is_new.any():
-            new = np.unique(keys[is_new])
-            values = [self._function(key >> 32, key & 0xFFFFFFFF) for key in new.tolist()]
-            where = np.searchsorted(self._keys, new)
-            self._keys = np.insert(self._keys, where, new)
-            self._values = np.insert(self._values, where, values)
-            at = np.searchsorted(self._keys, keys)
-        return self._values[at]
+    def __missing__(self, key: tuple[int, ...]) -> Any:
+        try:
+            found = self._function(*key)
+        except Violation as error:
+            found = error
+        self[key] = found
+        return found
 
 
-class Full(Exception):
-    """A part of a state has grown too large a number for its bits."""
+class Event(NamedTuple):
+    """Something that may happen in some states."""
 
-
-class Packing:
-    """A state as one number: its parts one after the other, each in so many bits.
-
-    `largest` are the largest numbers so far of each part; what is left of 63 bits is shared out.
-    States are in the same order in each packing.
-    """
-
-    def __init__(self, largest: list[int]) -> None:
-        bits = [number.bit_length() for number in largest]
-        spare = 63 - sum(bits)
-        if spare < 0:
-            raise OverflowError("a state has more than 63 bits")
-        # The first part, the faults that are left, does not grow.
-        share, more = divmod(spare, len(bits) - 1)
-        self._widths = [bits[0], bits[1] + share + more, *(one + share for one in bits[2:])]
-
-    def pack(self, parts: list[Numbers]) -> Numbers:
-        """The states of these parts."""
-        packed = np.zeros_like(parts[0])
-        for part, width in zip(parts, self._widths, strict=True):
-            if part.size and int(part.max()) >> width:
-                raise Full
-            packed = (packed << width) | part
-        return packed
-
-    def unpack(self, packed: Numbers) -> list[Numbers]:
-        """The parts of these states."""
-        parts = []
-        for width in reversed(self._widths):
-            parts.append(packed & ((1 << width) - 1))
-            packed = packed >> width
-        return parts[::-1]
-
-
-class Steps(NamedTuple):
-    """What follows on some states."""
-
-    source: Numbers
-    """For each step the state that it leads from, as its number among those that were asked for."""
-    event: Numbers
-    """The number of the event."""
-    to: Numbers
-    """The state that it leads to; below 0 it breaks invariant `problems[-1 - to]`."""
+    name: str
+    fault: str
+    after: tuple[int, ...]
+    """The trainers of which one must be done; nothing: it may always happen."""
+    at_round: int
+    call: int
+    trainer: int | Violation = 0
+    """The trainer after it, where it is one of a trainer's moves."""
 
 
 class Space:
     """The states of a feed and the steps between them. The numbers that it gives are its own."""
 
     def __init__(self, trainers: Trainers, servers: Servers) -> None:
-        limits = trainers.limits
         self._trainers, self._servers = trainers, servers
-        self.num_seats = limits.num_seats
-        bases = [getattr(limits, fault) + 1 for fault in FAULTS]
-        self._bases = np.array([1, *bases])
-        # Faults that are left are one number: so much less is left after a fault of each kind.
-        self._weights = np.array([0, *(math.prod(bases[:i]) for i in range(len(bases)))])
-        self._left = math.prod(bases) - 1
-        self.problems = Register()
-        self._names, self._calls, self._deeds = Register(), Register(), Register()
+        self.num_seats = trainers.limits.num_seats
+        seats = range(self.num_seats)
+        self._calls, self._deeds = Register(), Register()
         self._views, self._standings = Register(), Register()
-        self._calls(NO_CALL)
         self._deeds(())
         self._safety = self._deeds((("note_safety",),))
         self._server = Register()
         self._server(None)
-        self._trainer = [Register() for _ in range(self.num_seats)]
-        # Of each trainer's state, how many batches were used, and whether it is done.
-        self._about = [Rows(2) for _ in range(self.num_seats)]
-        # An event: name, fault, the trainers of which one must be done, round, call, trainer.
-        self._events = Rows(6)
-        self._lists = Rows(2)
+        self._trainer = [Register() for _ in seats]
+        # What the real code says, once for each.
         self._choices = Table(self._find_choices)
-        self._moves = [Table(self._finder(self._find_moves, i)) for i in range(self.num_seats)]
-        self._seen = [Table(self._finder(self._find_view, i)) for i in range(self.num_seats)]
-        self._stands = [Table(self._finder(self._find_standing, i)) for i in range(self.num_seats)]
-        self._checks = [Table(self._finder(self._find_problem, i)) for i in range(self.num_seats)]
-        self._done = [Table(self._finder(self._find_trainer, i)) for i in range(self.num_seats)]
-        self._packing = Packing(self._largest)
-        # An answer: the server's state after it, the deeds to each trainer.
-        self._answers = Rows(1 + self.num_seats)
         self._answer = Table(self._find_answer)
-
-    @staticmethod
-    def _finder(function: Callable[[int, int, int], int], seat: int) -> Callable[[int, int], int]:
-        return lambda first, second: function(seat, first, second)
-
-    # ---- what the real code says, once for each
+        self._moves = [Table(partial(self._find_moves, seat)) for seat in seats]
+        self._seen = [Table(partial(self._find_view, seat)) for seat in seats]
+        self._stands = [Table(partial(self._find_standing, seat)) for seat in seats]
+        self._checks = [Table(partial(self._find_problem, seat)) for seat in seats]
+        self._done = [Table(partial(self._find_trainer, seat)) for seat in seats]
 
     def _number_server(self, server: Server | None) -> int:
         return self._server(server, server and server.key())
 
-    def _number_trainer(self, one: Trainer | Violation) -> int:
-        if isinstance(one, Violation):
-            return -1 - self.problems(str(one))
-        numbers, about = self._trainer[one.seat], self._about[one.seat]
-        number = numbers(one, one.key())
-        if number == about.num:
-            about.append(one.used, one.state == "done")
-        return number
+    def _number_trainer(self, one: Trainer) -> int:
+        return self._trainer[one.seat](one, one.key())
 
-    def _note(self, first: int) -> int:
-        return self._lists.append(first, self._events.num - first)
+    def _find_choices(self, server: int) -> list[Event]:
+        return [
+            Event(name, fault, (), at_round, self._calls(call))
+            for name, call, fault, at_round in self._servers.choices(self._server[server])
+        ]
 
-    def _add(
-        self, name: str, fault: str, after: tuple[int, ...], at_round: int, call: Any, trainer: int
-    ) -> None:  # fmt: skip
-        self._events.append(
-            self._names(name), FAULTS.index(fault) + 1 if fault else 0,
-            sum(1 << seat for seat in after), at_round, self._calls(call), trainer,
-        )  # fmt: skip
-
-    def _find_choices(self, server: int, _: int) -> int:
-        first = self._events.num
-        for name, call, fault, at_round in self._servers.choices(self._server[server]):
-            self._add(name, fault, (), at_round, call, 0)
-        return self._note(first)
-
-    def _find_moves(self, seat: int, trainer: int, view: int) -> int:
-        first = self._events.num
+    def _find_moves(self, seat: int, trainer: int, view: int) -> list[Event]:
         moves = self._trainers.moves(self._trainer[seat][trainer], self._views[view])
-        for name, one, call, fault, after in moves:
-            self._add(name, fault, after, -1, call, self._number_trainer(one))
-        return self._note(first)
+        return [
+            Event(
+                name, fault, after, -1, self._calls(call),
+                one if isinstance(one, Violation) else self._number_trainer(one),
+            )
+            for name, one, call, fault, after in moves
+        ]  # fmt: skip
 
-    def _find_view(self, seat: int, server: int, _: int) -> int:
+    def _find_view(self, seat: int, server: int) -> int:
         up = self._server[server]
         return self._views(View() if up is None else up.view(seat))
 
-    def _find_standing(self, seat: int, server: int, _: int) -> int:
+    def _find_standing(self, seat: int, server: int) -> int:
         up = self._server[server]
-        try:
-            return self._standings(Standing(None, math.inf) if up is None else up.standing(seat))
-        except Violation as error:
-            return -1 - self.problems(str(error))
+        return self._standings(Standing(None, math.inf) if up is None else up.standing(seat))
 
-    def _find_problem(self, seat: int, standing: int, trainer: int) -> int:
-        try:
-            self._trainers.check(self._trainer[seat][trainer], self._standings[standing])
-        except Violation as error:
-            return -1 - self.problems(str(error))
-        return 0
+    def _find_problem(self, seat: int, standing: int, trainer: int) -> None:
+        self._trainers.check(self._trainer[seat][trainer], self._standings[standing])
 
     def _find_trainer(self, seat: int, trainer: int, deeds: int) -> int:
-        try:
-            new = self._trainers.after(self._trainer[seat][trainer], self._deeds[deeds])
-        except Violation as error:
-            return -1 - self.problems(str(error))
+        new = self._trainers.after(self._trainer[seat][trainer], self._deeds[deeds])
         return self._number_trainer(new)
 
-    def _find_answer(self, server: int, call: int) -> int:
-        try:
-            new, deeds = self._servers.after(self._server[server], self._calls[call])
-        except Violation as error:
-            problem = -1 - self.problems(str(error))
-            return self._answers.append(problem, *[0] * self.num_seats)
-        numbers = [self._deeds(tuple(one)) for one in deeds]
-        return self._answers.append(self._number_server(new), *numbers)
+    def _find_answer(self, server: int, call: int) -> tuple[int, list[int]]:
+        new, deeds = self._servers.after(self._server[server], self._calls[call])
+        return self._number_server(new), [self._deeds(tuple(one)) for one in deeds]
 
-    # ---- many states at a time
+    # ---- states
 
-    @property
-    def _largest(self) -> list[int]:
-        return [self._left, len(self._server), *map(len, self._trainer)]
-
-    def pack_anew(self) -> Callable[[Numbers], Numbers]:
-        """Give larger numbers room; returns what changes the states that there are."""
-        old, new = self._packing, Packing(self._largest)
-        self._packing = new
-        return lambda states: new.pack(old.unpack(states))
-
-    def first(self) -> Numbers:
+    def first(self) -> State:
         """The state before anything has happened."""
-        server = self._number_server(self._servers.first())
+        left = tuple(getattr(self._trainers.limits, fault) for fault in FAULTS)
         trainers = [
-            self._number_trainer(self._trainers.first(seat, is_safe=self._left == 0))
+            self._number_trainer(self._trainers.first(seat, is_safe=not any(left)))
             for seat in range(self.num_seats)
         ]
-        return self._packing.pack([np.array([i]) for i in (self._left, server, *trainers)])
+        return left, self._number_server(self._servers.first()), *trainers
 
-    def name(self, event: int) -> str:
-        """What happens."""
-        return str(self._names[int(self._events[event][0])])
+    def is_over(self, state: State) -> bool:
+        """Whether every trainer has had everything."""
+        return all(one.state == "done" for one in self._all(state[2:]))
 
-    def left(self, states: Numbers) -> Numbers:
-        """The number of the faults that are left. It never grows, and only faults change it."""
-        return self._packing.unpack(states)[0]
+    def problem(self, state: State) -> Violation | None:
+        """The first invariant that does not hold in a state."""
+        _, server, *trainers = state
+        for stands, checks, one in zip(self._stands, self._checks, trainers, strict=True):
+            standing = stands[server,]
+            wrong = standing if isinstance(standing, Violation) else checks[standing, one]
+            if wrong is not None:
+                return wrong
+        return None
 
-    def are_over(self, states: Numbers) -> Any:
-        """Whether every trainer has had everything, for each state."""
-        _, _, *trainers = self._packing.unpack(states)
-        return np.all([self._about[i][one, 1] for i, one in enumerate(trainers)], axis=0)
-
-    def problem(self, states: Numbers) -> tuple[int, str] | None:
-        """The first of these states in which an invariant does not hold, and why."""
-        _, server, *trainers = self._packing.unpack(states)
-        worst = np.zeros_like(server)
-        for i, one in enumerate(trainers):
-            standing = self._stands[i](server, np.zeros_like(server))
-            worst = np.minimum(worst, standing)
-            worst = np.minimum(worst, self._checks[i](np.maximum(standing, 0), one))
-        at = int(np.argmin(worst))
-        return None if worst[at] == 0 else (at, self.problems[-1 - int(worst[at])])
-
-    def steps(self, states: Numbers) -> Iterator[Steps]:
-        """All that may follow on these states."""
-        parts = self._packing.unpack(states)
-        _, server, *trainers = parts
-        nothing = np.zeros_like(server)
-        yield self._follow(parts, self._choices(server, nothing), None)
+    def steps(self, state: State) -> Iterator[tuple[str, State | Violation]]:
+        """All that may follow on a state: what happens, and the next state, or what it breaks."""
+        left, server, *trainers = state
+        for event in self._choices[server,]:
+            if self._may(event, left, trainers):
+                yield event.name, self._follow(event, left, server, trainers.copy())
         for seat, one in enumerate(trainers):
-            view = self._seen[seat](server, nothing)
-            yield self._follow(parts, self._moves[seat](one, view), seat)
+            for event in self._moves[seat][one, self._seen[seat][server,]]:
+                if self._may(event, left, trainers):
+                    after = [*trainers[:seat], event.trainer, *trainers[seat + 1 :]]
+                    yield event.name, self._follow(event, left, server, after)
 
-    def _follow(self, parts: list[Numbers], lists: Numbers, seat: int | None) -> Steps:
-        first, num = self._lists[lists].T
-        source = np.repeat(np.arange(len(lists)), num)
-        event = np.arange(len(source)) + np.repeat(first - (np.cumsum(num) - num), num)
-        may = self._may(parts, source, event)
-        source, event = source[may], event[may]
-        left, server, *trainers = (part[source] for part in parts)
-        _, fault, _, _, call, trainer = self._events[event].T
-        if seat is not None:
-            trainers[seat] = trainer
-        server, *deeds = self._answers[self._answer(server, call)].T
-        broken = np.minimum(server, 0)
-        for i, (done, deed) in enumerate(zip(self._done, deeds, strict=True)):
-            changes = (deed > 0) & (trainers[i] >= 0)
-            after = trainers[i].copy()
-            after[changes] = done(trainers[i][changes], deed[changes])
-            broken = np.minimum(broken, after)
-            trainers[i] = after
-        left = left - self._weights[fault]
-        # Trainers are told when the last fault that there can be has come.
-        last = (fault > 0) & (left == 0) & (broken == 0)
-        for i, done in enumerate(self._done):
-            trainers[i][last] = done(trainers[i][last], np.full(last.sum(), self._safety))
-        whole = [np.maximum(part, 0) for part in (server, *trainers)]
-        to = self._packing.pack([left, *whole])
-        return Steps(source, event, np.where(broken < 0, broken, to))
+    def _may(self, event: Event, left: tuple[int, ...], trainers: list[int]) -> bool:
+        """Whether an event may happen there."""
+        if event.fault and not left[FAULTS.index(event.fault)]:
+            return False
+        if event.after and not any(
+            self._trainer[seat][trainers[seat]].state == "done" for seat in event.after
+        ):
+            return False
+        if event.at_round < 0:
+            return True
+        used = [one.used for one in self._all(trainers)]
+        return max(used) > 0 and event.at_round in (0, min(used))
 
-    def _may(self, parts: list[Numbers], source: Numbers, event: Numbers) -> Any:
-        """Whether each event may happen there."""
-        left, _, *trainers = parts
-        _, fault, after, at_round, _, _ = self._events[event].T
-        may = (fault == 0) | (left[source] // self._weights[fault].clip(1) % self._bases[fault] > 0)
-        about = [self._about[i][one] for i, one in enumerate(trainers)]
-        are_done = sum(one[:, 1] << i for i, one in enumerate(about))
-        may &= (after == 0) | ((after & are_done[source]) > 0)
-        used = np.array([one[:, 0] for one in about])
-        least, has_begun = used.min(axis=0)[source], used.max(axis=0)[source] > 0
-        return may & ((at_round < 0) | (has_begun & ((at_round == 0) | (at_round == least))))
+    def _all(self, trainers: Any) -> Iterator[Trainer]:
+        return (self._trainer[seat][one] for seat, one in enumerate(trainers))
+
+    def _follow(
+        self, event: Event, left: tuple[int, ...], server: int, trainers: list[Any]
+    ) -> State | Violation:
+        if isinstance(event.trainer, Violation):
+            return event.trainer
+        answer = self._answer[server, event.call]
+        if isinstance(answer, Violation):
+            return answer
+        is_last = False
+        if event.fault:
+            left = tuple([n - (one == event.fault) for n, one in zip(left, FAULTS, strict=True)])
+            # Trainers are told when the last fault that there can be has come.
+            is_last = not any(left)
+        for seat, deed in enumerate(answer[1]):
+            for deeds in filter(None, (deed, is_last and self._safety)):
+                trainers[seat] = self._done[seat][trainers[seat], deeds]
+                if isinstance(trainers[seat], Violation):
+                    return trainers[seat]
+        return left, answer[0], *trainers
 
 
 # ---- the search
@@ -403,109 +260,71 @@ class Search:
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        # The states by how many events lead to them, at the least.
-        self.levels = [space.first()]
-        self.seen = self.levels[0]
+        self._numbers: dict[State, int] = {}
+        """The states in the order in which they were found, so with the fewest events first."""
+        self._came: list[tuple[int, str]] = []
+        """Of each the state that it was found from, and what happened there."""
+        self._before: list[list[int]] = []
+        """Of each those that lead to it without a fault."""
         self._num_events = 0
 
     def run(self, most: float, report: Callable[[int, int], None] | None) -> Found:
         """Look at all states until there are `most` of them."""
-        while len(self.levels[-1]) and len(self.seen) < most:
-            try:
-                broken = self._look_further()
-            except Full:
-                pack = self._space.pack_anew()
-                self.seen, self.levels = pack(self.seen), [pack(level) for level in self.levels]
-                continue
-            if broken is not None:
-                return broken
+        level = [self._space.first()]
+        self._add(level[0], -1, "")
+        while level and len(self._numbers) < most:
+            new: list[State] = []
+            for state in level:
+                if (wrong := self._look_at(state, new)) is not None:
+                    return wrong
+            for state in new:
+                if (problem := self._space.problem(state)) is not None:
+                    return self._breaks(problem, self._numbers[state])
+            level = new
             if report is not None:
-                report(len(self.seen), len(self.levels[-1]))
-        if len(self.levels[-1]):
-            return Found(len(self.seen), self._num_events, False, "", [])
-        stuck = self._without_end()
+                report(len(self._numbers), len(level))
+        stuck = None if level else self._without_end()
         if stuck is not None:
             why = "waits: somebody waits for ever, whatever happens but faults"
             return self._breaks(why, stuck, closed=True)
-        return Found(len(self.seen), self._num_events, True, "", [])
+        return Found(len(self._numbers), self._num_events, not level, "", [])
 
-    def _look_further(self) -> Found | None:
-        """Find all states that follow on the last level; returns what is wrong there."""
-        found, num_events = [], 0
-        for part in _parts(self.levels[-1]):
-            for steps in self._space.steps(part):
-                num_events += len(steps.to)
-                broken = np.flatnonzero(steps.to < 0)
-                if len(broken):
-                    at = broken[0]
-                    problem = self._space.problems[-1 - int(steps.to[at])]
-                    return self._breaks(problem, part[steps.source[at]], int(steps.event[at]))
-                found.append(_apart_from(self.seen, np.unique(steps.to)))
-        new = np.unique(np.concatenate(found))
-        self._num_events += num_events
-        self.levels.append(new)
-        self.seen = np.insert(self.seen, np.searchsorted(self.seen, new), new)
-        wrong = self._space.problem(new) if len(new) else None
-        return None if wrong is None else self._breaks(wrong[1], new[wrong[0]])
+    def _add(self, state: State, source: int, name: str) -> None:
+        self._numbers[state] = len(self._came)
+        self._came.append((source, name))
+        self._before.append([])
+
+    def _look_at(self, state: State, new: list[State]) -> Found | None:
+        """Find what follows on a state; returns what is wrong there."""
+        here = self._numbers[state]
+        for name, to in self._space.steps(state):
+            self._num_events += 1
+            if isinstance(to, Violation):
+                return self._breaks(to, here, name)
+            if to not in self._numbers:
+                self._add(to, here, name)
+                new.append(to)
+            if to[0] == state[0]:
+                self._before[self._numbers[to]].append(here)
+        return None
 
     def _without_end(self) -> int | None:
-        """A state from which no end is reached without faults; None where there is none.
+        """A state from which no end is reached without faults; None where there is none."""
+        reaches = [self._space.is_over(state) for state in self._numbers]
+        new = [number for number, is_over in enumerate(reaches) if is_over]
+        while new:
+            for one in self._before[new.pop()]:
+                if not reaches[one]:
+                    reaches[one] = True
+                    new.append(one)
+        return next((number for number, leads in enumerate(reaches) if not leads), None)
 
-        Most steps lead to the next level. So levels are looked at from the last to the first, again
-        and again, but only where no end was found yet.
-        """
-        reaches = self._space.are_over(self.seen)
-        levels = self.levels[::-1]
-        num = -1
-        while num != (num := sum(map(len, levels))):
-            levels = [self._lead_on(level, reaches) for level in levels]
-        return None if not num else int(next(level[0] for level in levels if len(level)))
-
-    def _lead_on(self, level: Numbers, reaches: Any) -> Numbers:
-        """Note which states lead to one that reaches an end; returns the others."""
-        others = [level[:0]]
-        for part in _parts(level):
-            here = np.searchsorted(self.seen, part)
-            left = self._space.left(part)
-            for steps in self._space.steps(part):
-                calm = self._space.left(steps.to) == left[steps.source]
-                leads = reaches[np.searchsorted(self.seen, steps.to[calm])]
-                reaches[here[steps.source[calm][leads]]] = True
-            others.append(part[~reaches[here]])
-        return np.concatenate(others)
-
-    def _breaks(self, problem: str, state: int, *events: int, closed: bool = False) -> Found:
-        trace = [*self._trace(int(state)), *map(self._space.name, events)]
-        return Found(len(self.seen), self._num_events, closed, problem, trace)
-
-    def _trace(self, state: int) -> list[str]:
-        """One of the shortest ways to a state."""
-        names: list[str] = []
-        depth = next(i for i, level in enumerate(self.levels) if np.isin(state, level))
-        for level in self.levels[:depth][::-1]:
-            state, name = self._before(state, level)
-            names.append(name)
-        return names[::-1]
-
-    def _before(self, state: int, level: Numbers) -> tuple[int, str]:
-        for part in _parts(level):
-            for steps in self._space.steps(part):
-                hits = np.flatnonzero(steps.to == state)
-                if len(hits):
-                    event = int(steps.event[hits[0]])
-                    return int(part[steps.source[hits[0]]]), self._space.name(event)
-        raise LookupError("no state leads there")
-
-
-def _apart_from(seen: Numbers, states: Numbers) -> Numbers:
-    """The states that are not among those in `seen`, which are in order."""
-    at = np.searchsorted(seen, states).clip(max=len(seen) - 1)
-    return states[seen[at] != states]
-
-
-def _parts(states: Numbers) -> Iterator[Numbers]:
-    for first in range(0, len(states), PART):
-        yield states[first : first + PART]
+    def _breaks(self, problem: object, state: int, *names: str, closed: bool = False) -> Found:
+        trace = [*names]
+        while state:
+            state, name = self._came[state]
+            trace.insert(0, name)
+        return Found(len(self._numbers), self._num_events, closed, str(problem), trace)
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simulation.explore import Numbers, Search, Space
+from simulation.explore import Search, Space
 from simulation.model import (
     Limits,
     Move,
@@ -58,10 +58,9 @@ class Twins(Space):
             self.servers.setdefault(number, {})[words] = server
         return number
 
-    def _number_trainer(self, one: Trainer | Violation) -> int:
+    def _number_trainer(self, one: Trainer) -> int:
         number = super()._number_trainer(one)
-        if isinstance(one, Trainer):
-            self.trainers.setdefault((one.seat, number), {})[repr(one)] = one
+        self.trainers.setdefault((one.seat, number), {})[repr(one)] = one
         return number
 
 
@@ -94,17 +93,14 @@ def test_what_is_not_told_apart_does_the_same(fault: str) -> None:
         assert others == [first] * len(others)
         num_twins += len(others)
 
-    def pairs(keys: Numbers) -> list[tuple[int, int]]:
-        return [(key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()]
-
     for seat in range(space.num_seats):
-        for number, view in pairs(space._moves[seat]._keys):
+        for number, view in space._moves[seat]:
             compare(space.trainers[seat, number], moves, space, space._views[view])
-        for number, deeds in pairs(space._done[seat]._keys):
+        for number, deeds in space._done[seat]:
             compare(space.trainers[seat, number], space._trainers.after, space._deeds[deeds])
-        for standing, number in pairs(space._checks[seat]._keys):
+        for standing, number in space._checks[seat]:
             compare(space.trainers[seat, number], check, space, space._standings[standing])
-    for server, call in pairs(space._answer._keys):
+    for server, call in space._answer:
         if server:
             compare(space.servers[server], space._servers.after, space._calls[call])
     for twins in space.servers.values():
