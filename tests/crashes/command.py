@@ -24,13 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--states", type=int, default=20_000, metavar="N", help="states of the disk (20000)")
     add("--kills", type=int, default=200, metavar="N", help="processes killed (200)")
     add("--seed", type=int, default=1, metavar="S", help="of all that is random (1)")
-    add("--without", choices=("fsync", "folder-fsync"), help="what the disk ignores, to see that "
-        "it is missed: the exit status is 1 then")  # fmt: skip
     options = parser.parse_args(arguments)
-    power = lose_power(
-        options.states, options.seed, syncs_files=options.without != "fsync",
-        syncs_folders=options.without != "folder-fsync",
-    )  # fmt: skip
+    power = lose_power(options.states, options.seed)
     print(power, flush=True)
     with tempfile.TemporaryDirectory(prefix="crash-states-") as folder:
         killed = kill_savers(Path(folder) / "store", options.kills, options.seed)

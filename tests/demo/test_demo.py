@@ -10,12 +10,10 @@ import signal
 import struct
 import subprocess
 import sys
-import termios
-import tty
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -276,43 +274,6 @@ def test_a_difference_is_told(losses: tuple[float, ...], other: Training, told: 
         Run(trainings=(calm, calm), kills=()), Run(trainings=(calm, other), kills=())
     )
     assert found.startswith(f"trainer 2: {told}")
-
-
-@pytest.fixture
-def terminal() -> Iterator[tuple[int, TextIO]]:
-    """Where keys are pressed, and where they are read."""
-    pressed, read = os.openpty()
-    with open(read, encoding="utf-8") as keyboard:
-        yield pressed, keyboard
-    os.close(pressed)
-
-
-def keep_page(keyboard: TextIO, *, is_terminal: bool = True) -> str:
-    """What is said while the page is kept for somebody who may press keys."""
-    from rich.console import Console
-
-    from demo.show import keep_page
-
-    screen = io.StringIO()
-    keep_page(Console(file=screen, force_terminal=is_terminal, highlight=False), keyboard)
-    return screen.getvalue()
-
-
-def test_the_page_stays_until_a_key_is_pressed(
-    terminal: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One pressed from now on: what was typed before is no answer."""
-    pressed, keyboard = terminal
-    before, set_up = termios.tcgetattr(keyboard), tty.setcbreak
-
-    def set_up_and_press(descriptor: int) -> None:
-        set_up(descriptor)
-        os.write(pressed, b"x")
-
-    monkeypatch.setattr("tty.setcbreak", set_up_and_press)
-    monkeypatch.setattr("demo.show.PAGE_S", 1000.0)
-    assert "press any key" in keep_page(keyboard)
-    assert termios.tcgetattr(keyboard) == before
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "rich"])

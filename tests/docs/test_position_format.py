@@ -3,7 +3,6 @@ feeder, finds what the library does."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,22 +135,6 @@ def test_the_pages_reader_finds_what_the_library_does(
             assert page["read_token"](batch.cut.token()) == read["token"]
 
 
-def test_feeds_and_their_rows_come_in_order(page: dict[str, Any]) -> None:
-    coordinator = feeder.Coordinator()
-    for name, size in (("train", 3), ("test", 2)):
-        feeder.init_data_input_workers(
-            ["x", "y"], lambda call: [np.full(4, 7, np.uint8), np.full(4, 8, np.uint8)], size, 1,
-            name, epochs=None, coordinator=coordinator,
-        )  # fmt: skip
-    with coordinator:
-        next(coordinator["train"])
-        next(coordinator["test"])
-    streams = page["read_snapshot"](bytes(coordinator.snapshot()))
-    assert [stream["name"] for stream in streams] == ["train", "test"]
-    rows = [rows for stream in streams for _, _, rows in stream["rows"]]
-    assert rows == [b"\7", b"\10", b"\7\7", b"\10\10"]
-
-
 def test_the_pages_reader_reads_values_and_arrays(page: dict[str, Any]) -> None:
     values = (
         (), (1, ("a", b"b")), 2**200, -(2**64), {"k": [1.5, None, True]}, "\udcff", {1: 2, (3): ()}
@@ -231,24 +214,6 @@ def test_a_chunks_digest_is_what_the_page_says() -> None:
         rows["flag"], rows["value"] = 1, 2
     assert padded.tobytes() != zeros.tobytes()
     assert digest_chunk([padded]) == chunk_digest([zeros])
-
-
-def test_a_running_digest_is_what_the_page_says(page: dict[str, Any]) -> None:
-    num_calls = 600
-    _, batch = feed(Replay(), num_calls * 5 * 2 // 4)
-    assert batch is not None
-    token = page["read_token"](batch.cut.token())
-    again = Replay()
-    marks = [b"", b""]
-    for number in range(num_calls):
-        for worker_id in range(2):
-            chunk = again(worker_id, 4)
-            if number < 16 or number % 256 == 0:
-                words = struct.pack("<QQ", number, chunk_digest(chunk))
-                marks[worker_id] = xxhash.xxh3_64_digest(marks[worker_id] + words)
-    assert token["position"]["calls"] == [num_calls, num_calls]
-    assert token["position"]["marks"] == marks
-    assert token["position"]["rows"] == [5 * num_calls, 5 * num_calls]
 
 
 def write_token(fields: list[Any]) -> bytes:

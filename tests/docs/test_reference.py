@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,10 +14,8 @@ import feeder
 from conformance.served import reading, serving
 from docs.pages import ROOT, blocks_of, section, table
 from feeder import errors
-from feeder import ranks as whereami
 from feeder.cli import COMMANDS, _module
 from feeder.observe.prometheus import METRICS, names
-from feeder.observe.status.routes import _ROUTES
 from feeder.observe.verdict import KINDS
 
 pytestmark = pytest.mark.process
@@ -36,11 +33,6 @@ def test_every_error_has_its_section_with_cause_and_cure() -> None:
         text = section(DOCS / "errors.md", name)
         assert "**Cure**: " in text, name
         assert name == "FeedError" or "**Cause**: " in text, name
-
-
-def test_the_tree_of_errors_is_the_one_in_force() -> None:
-    tree = [b.code for b in blocks_of(DOCS / "errors.md") if b.language == "text"]
-    assert textwrap.indent(tree[0], "    ") in (errors.__doc__ or "")
 
 
 def commands_with_words() -> Iterator[str]:
@@ -108,26 +100,9 @@ def test_every_metric_is_told_with_its_labels() -> None:
         assert told[metric.name] == ", ".join(metric.labels)
 
 
-def test_every_path_of_the_status_page_is_told() -> None:
-    told = {row[0].strip("`") for row in table(section(DOCS / "watching.md", "The status page"))}
-    parts = {path for path in _ROUTES if path.startswith(("/page.", "/icon."))}
-    assert told == set(_ROUTES) - parts
-
-
 def test_every_source_is_named() -> None:
     text = (DOCS / "sources.md").read_text()
     assert [name for name in feeder.sources.__all__ if f"sources.{name}" not in text] == []
-
-
-def test_the_places_that_tell_a_number_are_told_in_order() -> None:
-    rows = table(section(DOCS / "configuring.md", "Where am I"))
-    told = [re.findall(r"`([A-Z_]+)`", row[1]) for row in rows]
-    assert told[:4] == [
-        ["FEEDER_QUEUE", *whereami._ON_NODE, *whereami._IN_ALL],
-        ["FEEDER_QUEUE", *whereami._IN_ALL, *whereami._POD, *whereami._ON_NODE],
-        ["FEEDER_NODE", *whereami._NODE],
-        ["FEEDER_NUM_NODES", *whereami._NUM_NODES],
-    ]
 
 
 def test_every_alert_is_told() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import cycle, takewhile
 from typing import Any
 
 import msgpack
@@ -22,7 +21,6 @@ from feeder.service.memory.memfd import SLOTS_PER_ARENA
 from feeder.service.net.security import MAX_REQUEST_BYTES
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.batches import MAX_FRAME_BYTES, pieces
-from feeder.service.protocol.session import CONSUMER, SERVER, Table
 from parts import some
 
 pytestmark = pytest.mark.process
@@ -58,24 +56,6 @@ def test_the_numbers_are_those_in_force() -> None:
     assert f"at most {MAX_FRAME_BYTES // 2**20} MiB, else" in text
     assert {len(part) for part in pieces([memoryview(bytes(MAX_FRAME_BYTES + 2**20))])} == {2**20}
     assert "frames of at most 1 MiB" in text
-
-
-def in_words(moves: Table) -> str:
-    """A session's table as the page writes it."""
-    lines = []
-    for state, events in moves.items():
-        ends: dict[str, list[str]] = {state: []}
-        for event, end in events.items():
-            ends.setdefault(end, []).append(event)
-        stay = [", ".join(ends.pop(state))]
-        leave = [f"{', '.join(events)} → {end}" for end, events in ends.items()]
-        lines.append(f"{state}: {'; '.join([part for part in stay + leave if part])}\n")
-    return "".join(lines)
-
-
-def test_a_session_moves_as_the_page_says() -> None:
-    for whose, moves in (("consumer", CONSUMER), ("server", SERVER)):
-        assert f"The {whose}'s:\n\n```text\n{in_words(moves)}```\n" in PAGE.read_text()
 
 
 # ---- the page's consumer
@@ -248,29 +228,6 @@ def test_the_pages_consumer_goes_on_from_a_token(
             seen += [columns["b"].tolist() for _, columns in reader]
     with make(plain) as coordinator:
         assert seen == [batch["b"].tolist() for batch in coordinator["train"]]
-
-
-@pytest.mark.parametrize("fetch", [plain, regular, Cursors, Replayed])
-def test_the_pages_consumers_read_two_queues(
-    fetch: Callable[..., Any], reader_of_the_page: Callable[..., Any]
-) -> None:
-    settings = {"num_worker_threads": 3, "epochs": 3}
-    with make(fetch, devices=2, **settings) as coordinator:
-        devices = [coordinator["train"].on(i) for i in range(2)]
-        batches = (next(device, None) for device in cycle(devices))
-        wanted = [
-            batch.cut.token() for batch in takewhile(lambda batch: batch is not None, batches)
-        ]
-    with (
-        serving(lambda: make(fetch, **settings), queues=2) as server,
-        read_by(reader_of_the_page, server, queue=0) as left,
-        read_by(reader_of_the_page, server, queue=1) as right,
-    ):
-        pair = iter(left), iter(right)
-        for step, token in enumerate(wanted[:-2]):
-            (_, _, came, _), _ = next(pair[step % 2])
-            assert came == step
-            assert unchecked((left, right)[step % 2].token) == unchecked(token)
 
 
 def test_the_pages_consumer_is_told_an_error(reader_of_the_page: Callable[..., Any]) -> None:

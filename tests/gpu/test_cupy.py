@@ -84,21 +84,3 @@ def test_a_view_keeps_the_root_and_nothing_else_does(cupy: Any, view: Callable[[
     del kept
     gc.collect()
     assert not lives()
-
-
-def test_arrays_lie_where_they_are_said_to(cupy: Any) -> None:
-    array, _ = lend(cupy)
-    assert (array.data.ptr, array.nbytes, array.strides) == (ADDRESS + 64, 128, (32, 4))
-    assert array[(slice(None), slice(3))].strides == (32, 4)
-
-
-def test_pinned_memory_is_bytes_to_be_written(cupy: Any) -> None:
-    values = np.zeros(100, np.uint8)
-
-    class Memory:
-        ptr, size = values.ctypes.data, values.nbytes
-
-    view = memoryview(cupy.cuda.PinnedMemoryPointer(Memory(), 0)).cast("B")
-    assert (view.nbytes, view.format, view.readonly) == (100, "B", False)
-    np.ndarray((5,), np.float32, view, 8)[:] = 1
-    assert values[8:28].view(np.float32).tolist() == [1] * 5

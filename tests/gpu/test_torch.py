@@ -12,9 +12,9 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.devices.cuda.torchdriver import TorchDriver
-from feeds import assert_same, make, note, running
+from feeds import make, running
 from needs import needs
-from standin.numbered import ROWS, rows_of, settings, wanted
+from standin.numbered import ROWS, rows_of, settings
 
 NUM_BATCHES = 2000
 POISON = 0xA5
@@ -124,17 +124,3 @@ def test_views_of_any_kind_keep_the_slot(torch: Any, poisoned: list[int]) -> Non
         assert all(
             np.array_equal(one.cpu().numpy(), was) for one, was in zip(kept, before, strict=True)
         )
-
-
-def test_resumed_it_goes_on_the_same(torch: Any, poisoned: list[int]) -> None:
-    def on_host(batch: feeder.Batch) -> feeder.Batch:
-        return batch.with_arrays(tuple(one.cpu().numpy() for one in batch.arrays()))
-
-    with running(**settings(60, devices=("torch:0",))) as (coordinator, feed):
-        places = []
-        for _ in feed:
-            places.append(coordinator.state_dict())
-    for step in (0, 7, 31, 58):
-        with running(**settings(60, devices=("torch:0",)), resume=places[step]) as (_, feed):
-            rest = [note(on_host(batch)) for batch in feed]
-        assert_same(rest, wanted(60)[step + 1 :], step)

@@ -75,28 +75,6 @@ def test_as_many_requests_are_made_beside_many_epochs_as_beside_few(
     assert sum(seen[0].values()) <= 3 * len(NODES)
 
 
-def test_no_file_of_another_epoch_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    num = 12
-
-    class Noting(OsFs):
-        def open(self, name: str, *args: Any) -> int:
-            opened.append(name)
-            return super().open(name, *args)
-
-    session, manager = with_epochs(num, str(tmp_path))
-    with session:
-        monkeypatch.setattr("feeder.checkpoint.store.OsFs", Noting)
-        session.run(manager.init(NODES))
-        manager = MultiNodeCheckpointManager(tmp_path)
-        session.run(manager.init(NODES))
-        save(session, manager, num)
-        others = [name for name in opened if name.split(".")[-1] in map(str, range(num - 1))]
-        assert others == []
-
-
 @pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
 def test_a_folder_is_not_looked_through_again_at_each_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, db_type: str
@@ -147,11 +125,3 @@ def test_the_line_that_a_job_was_put_back_from_goes_first(tmp_path: Path) -> Non
         manager = MultiNodeCheckpointManager(tmp_path, keep=2)
         assert JobRunner(job, manager, 1).train(session) == 2
     assert [epoch for epoch in range(5) if manager.exists(epoch)] == [1, 2]
-
-
-def test_only_the_newest_run_is_written_down(tmp_path: Path) -> None:
-    for start in (None, 1, 2):
-        with LocalSession() as session:
-            runner = JobRunner(jobs.make_three(), MultiNodeCheckpointManager(tmp_path), start)
-            assert (runner.train(session), runner.failed_saves) == (4, [])
-    assert CheckpointStore(tmp_path).names("runs/") == ["runs/trainer_0.0000000003"]

@@ -151,8 +151,3 @@ def test_it_has_the_limits_of_who_asks_for_it() -> None:
         both("-c", "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.fresh
-def test_where_starting_is_what_is_tested_nothing_is_forked() -> None:
-    assert not is_forked()

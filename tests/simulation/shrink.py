@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from simulation.faults import Fault, Plan
+from simulation.faults import Plan
 
 
 def shrink(outcome: Any, run: Callable[[Plan], Any]) -> Any:
@@ -73,13 +73,3 @@ def simpler(plan: Plan) -> Iterator[Plan]:
     ):  # fmt: skip
         if getattr(plan, name) != value:
             yield replace(plan, **{name: value})
-    for i, fault in enumerate(plan.faults):
-        for new in _rounder(fault):
-            faults = (*plan.faults[:i], new, *plan.faults[i + 1 :])
-            yield replace(plan, faults=tuple(sorted(faults)))
-
-
-def _rounder(fault: Fault) -> Iterator[Fault]:
-    for name in ("seconds", "share"):
-        if getattr(fault, name):
-            yield fault._replace(**{name: 0.0})

@@ -129,17 +129,13 @@ def serving(
     steps_s: Sequence[float],
     *,
     bind: str = "tcp://127.0.0.1:0",
-    through: Callable[[str], Any] | None = None,
     queues: int | None = None,
     **options: Any,
 ) -> Iterator[Callable[[], Figures]]:
-    """Serve a feed, and train on its first queues with steps of so many seconds; `through` is a
-    context manager that gives the address to connect to instead of the server's."""
+    """Serve a feed, and train on its first queues with steps of so many seconds."""
     with ExitStack() as stack:
         server = stack.enter_context(feeder.serve(factory, bind, queues=queues or len(steps_s)))
         (address,) = server.addresses
-        if through is not None:
-            address = stack.enter_context(through(address))
         trainers = []
         for queue, step_s in enumerate(steps_s):
             consumer = feeder.connect(address, queue=queue, **options)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
 import feeder
 from feeder.service.protocol.batches import checksum
 from feeder.service.server import serve as server_module
-from verdicts.slow_wire import slow_wire
 from verdicts.stage import (
     LOOK_S,
     let_pass,
@@ -131,16 +128,6 @@ def test_a_feed_of_this_process(name: str) -> None:
     assert re.search(one.says, f"{verdict.why}; {verdict.advice}"), verdict
 
 
-def test_trainer_that_takes_nothing() -> None:
-    coordinator = make(rows())
-    with coordinator:
-        next(coordinator["train"])
-        wait_until(lambda: only(coordinator.figures()).age_s > 0.05)
-        verdict = look(coordinator.figures, 0.1)
-    assert verdict.kind == "trainer-bound"
-    assert "took no batch" in verdict.why
-
-
 def test_fetch_that_fails_for_good() -> None:
     def fetch(call: Any) -> Any:
         if call.index == 5:
@@ -151,18 +138,6 @@ def test_fetch_that_fails_for_good() -> None:
         verdict = look(read, 0.05)
     assert verdict.kind == "failed"
     assert "call 5: fetch function raised OSError: the disk is gone" in verdict.why
-
-
-def test_stream_that_has_ended() -> None:
-    coordinator = make(lambda call: [np.ones((16, 4))] if call.index < 5 else _stop(), epochs=1)
-    with training(coordinator, 0.0) as read:
-        wait_until(lambda: only(read()).state == "ended")
-        verdict = look(read, 0.01)
-    assert (verdict.kind, verdict.why) == ("ended", "all 5 batches are made")
-
-
-def _stop() -> None:
-    raise StopIteration
 
 
 # ---- served
@@ -190,29 +165,6 @@ def test_one_stalled_trainer() -> None:
         verdict = look(read)
     assert verdict.kind == "stalled-queue"
     assert "queue 1 has batches" in verdict.why
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("fetch", "step_s", "kind"),
-    [(slow(0.02, rows()), 0.0, "fetch-bound"), (rows(), 0.02, "trainer-bound")],
-)
-def test_who_is_slow(fetch: Any, step_s: float, kind: str) -> None:
-    with serving(lambda: make(fetch), [step_s]) as read:
-        wait_until(lambda: only(read()).queues[0].batches >= 3)
-        verdict = look_for(kind, read, 1.2)
-    assert verdict.kind == kind
-
-
-@pytest.mark.nightly
-def test_slow_network() -> None:
-    """58 kB batches at 0.5 MB/s: some eight a second arrive, and thousands could be made."""
-    through = partial(slow_wire, bytes_per_s=5e5)
-    fetch = rows(16, 900)
-    with serving(lambda: make(fetch), [0.0], through=through, plane="frames", credit=4) as read:
-        verdict = look(read, 1.2)
-    assert verdict.kind == "network-bound"
-    assert "credit=" in verdict.advice
 
 
 @pytest.mark.nightly

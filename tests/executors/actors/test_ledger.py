@@ -190,62 +190,6 @@ def test_who_is_late_where_others_are_not_is_told_before_they_answer() -> None:
     assert lost(desk, second) == ["late"]
 
 
-def test_who_is_late_with_a_slow_call_stays() -> None:
-    desk = slow_desk()
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
-    # It takes as long with the second one.
-    desk.answer(1, 1, now=32.0)
-    assert desk.answer(2, 31, now=34.0) == ("slow", False)
-    late_again(desk, 40.0)
-    assert desk.ledger.stuck(42.0, 0.0) == []
-
-
-def test_of_those_that_have_one_ticket_one_is_ended() -> None:
-    """A call that is slow by itself is answered in the end, whatever others are."""
-    desk = slow_desk()
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
-    desk.answer(2, 31, now=31.5)
-    desk.answer(1, 1, now=31.6)
-    first, _ = late_again(desk, 40.0)
-    assert desk.ledger.stuck(42.0, 0.0) == [first]
-    desk.ledger.remove(first)
-    desk.ledger.add(3)
-    desk.ledger.late(44.0)
-    desk.issue(44.0)
-    assert desk.sent[-1][:2] == ("late", 3)
-    for now in (44.0, 50.0, 60.0):
-        desk.ledger.late(now)
-        assert desk.ledger.stuck(now, 0.0) == []
-
-
-def test_of_two_that_are_late_with_one_ticket_one_is_ended() -> None:
-    """Both are late with it for so long that either could be ended."""
-    desk = slow_desk()
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
-    # That call was slow wherever it was made, so nobody is ended for the next ones.
-    desk.answer(1, 1, now=32.0)
-    desk.answer(2, 31, now=34.0)
-    for name, turn in (("late", 40), ("other", 41)):
-        desk.ask(name, turn, now=40.0)
-    desk.answer(*desk.sent[-1][1:], now=40.5)
-    for generation in (3, 4):
-        desk.ledger.add(generation)
-    desk.ask("x", 42, now=40.5)
-    desk.ledger.late(42.0)
-    desk.issue(42.0)
-    assert [one[:2] for one in desk.sent[-3:]] == [("x", 2), ("late", 3), ("x", 4)]
-    assert desk.ledger.stuck(43.4, 1.2) == []
-    # Then another actor is in time with "x".
-    desk.answer(4, 1, now=43.3)
-    assert desk.ledger.stuck(43.5, 1.2) == [2, 1]
-    assert lost(desk, 2) == lost(desk, 1) == []
-    assert desk.ledger.stuck(60.0, 1.2) == []
-    assert lost(desk, 3) == ["late"]
-
-
 def dies(desk: Desk, generation: int, num_begun: int = 1) -> list[tuple[Any, int, int]]:
     """An actor ends in one of its oldest ticket's calls; what is told of tickets."""
     found = desk.ledger.remove(generation, lambda ticket, number, place: num_begun * (not place))
@@ -278,50 +222,6 @@ def test_deaths_for_which_no_call_is_to_blame_do_not_count() -> None:
     assert dies(desk, 2, 0) == [("slow", 1, 1)]
 
 
-def test_each_attempt_has_its_own_number() -> None:
-    """By it an actor tells which calls of which ticket it has begun."""
-    desk = slow_desk()
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
-    asked = []
-    for generation in (1, 2):
-        desk.ledger.remove(generation, lambda ticket, *which: asked.append(which) or 1)  # type: ignore[func-returns-value]
-    assert asked == [(1, 0), (31, 0)]
-
-
-def test_late_never_goes_to_the_one_that_has_it() -> None:
-    desk = Desk(1)
-    for i in range(30):
-        desk.ask(f"{i}", i, now=i / 100)
-        desk.answer(1, i + 1, now=i / 100 + 0.001)
-    # It has room for one more, since it has been quick.
-    desk.ask("slow", 30, now=1.0)
-    desk.ledger.late(2.0)
-    desk.issue(2.0)
-    assert desk.sent[-1] == ("slow", 1, 31) and len(desk.sent) == 31
-    desk.ledger.add(2)
-    desk.issue(2.0)
-    assert desk.sent[-1] == ("slow", 2, 1)
-
-
-def test_a_death_leaves_what_another_one_has() -> None:
-    desk = slow_desk()
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
-    assert desk.ledger.remove(1) == []
-    assert lost(desk, 2) == ["slow"]
-
-
-def test_a_death_while_it_waits_to_be_issued_again() -> None:
-    desk = slow_desk()
-    desk.ask("x", 31, now=31.0)
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
-    assert desk.ledger.remove(1) == []
-    desk.answer(2, 31, now=32.0)
-    assert desk.sent[-1] == ("slow", 2, 32)
-
-
 def test_a_worker_is_not_issued_twice() -> None:
     desk = slow_desk()
     desk.ask("of worker 0", home=0, now=40.0)
@@ -340,25 +240,6 @@ def test_workers_stay_and_are_shared_out() -> None:
         desk.answer(generation, number)
         desk.ask(f"{worker}", home=worker)
     assert [to for _, to, _ in desk.sent[4:]] == [1, 2, 1, 2]
-
-
-def test_workers_of_a_dead_one_go_elsewhere() -> None:
-    desk = Desk(1, 2)
-    desk.ask("0", home=0)
-    desk.ask("1", home=1)
-    desk.ledger.remove(1)
-    desk.ask("0 again", home=0)
-    assert desk.sent[-1][:2] == ("0 again", 2)
-
-
-def test_where_no_one_is_there_tickets_wait() -> None:
-    desk = Desk()
-    desk.ask("0", home=0)
-    desk.ask("a", 0)
-    assert not desk.sent
-    desk.ledger.add(9)
-    desk.issue()
-    assert {one[:2] for one in desk.sent} == {("0", 9), ("a", 9)} or len(desk.sent) == 1
 
 
 def test_workers_move_to_new_ones_only_where_they_may() -> None:

@@ -15,7 +15,6 @@ from executors.actors.test_kills import TIMEOUT_S, pool_of
 from executors.actors.test_pool import Pool
 from feeder import ConfigError, RayActors
 from feeder.executors.actors import _MOST_UNMADE, DATA
-from feeder.executors.ports import Line
 from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
 from lineage import ends_of
@@ -103,31 +102,6 @@ def test_how_many_there_may_be(given: Any) -> None:
 
 
 @pytest.mark.process  # of an environment that has Ray
-def test_an_actor_that_ends_takes_its_processes_along() -> None:
-    made = Pool(2, per_actor=3)
-    pool = made.pool
-    try:
-        for generation in range(1, 7):
-            made.join(generation, Line())
-        first, second = pool._actors
-        assert [len(actor.members) for actor in pool._actors] == [3, 3]
-        # One process: its actor gets another one.
-        with pool._lock:
-            pool._bury(pool._members[2], "was killed", False)
-        assert pool._actors == [first, second] and len(first.members) == 3
-        assert made.ended == [(first.handle, 2)] and not made.killed
-        # The actor: each of its processes is told to have ended.
-        with pool._lock:
-            for member in list(first.members):
-                pool._bury(member, "has ended", False, is_actor=True)
-        assert first not in pool._actors and second in pool._actors
-        assert [len(actor.members) for actor in pool._actors] == [3, 3]
-        assert set(made.killed) == {first.handle}
-    finally:
-        made.close()
-
-
-@pytest.mark.process  # of an environment that has Ray
 def test_an_actor_that_was_never_made_counts_once() -> None:
     made = Pool(1, per_actor=2 * _MOST_UNMADE)
     pool, error = made.pool, RuntimeError("no such package")
@@ -138,26 +112,5 @@ def test_an_actor_that_was_never_made_counts_once() -> None:
             for member in list(pool._actors[0].members):
                 pool._on_hello(member.generation, None, error)
         assert "no actor could be started: the last one has ended: no such" in pool._failure
-    finally:
-        made.close()
-
-
-@pytest.mark.process  # of an environment that has Ray
-def test_an_actor_that_is_not_needed_ends_after_its_last_process() -> None:
-    made = Pool(2, per_actor=2)
-    pool = made.pool
-    try:
-        for generation in range(1, 5):
-            made.join(generation, Line())
-        first, second = pool._actors
-        for call in range(4):
-            made.ask(call)
-        made.scale(1)
-        assert second.is_retired and len(second.members) == 2 and not made.killed
-        for generation in (3, 4):
-            with pool._lock:
-                assert pool._ledger.came(generation, 1, made.now) is not None
-                pool._let_go(pool._members[generation])
-        assert made.killed == [second.handle] and pool._actors == [first]
     finally:
         made.close()
