@@ -6,12 +6,11 @@ import dataclasses
 import io
 import os
 import re
-import signal
 import struct
 import subprocess
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,60 +148,6 @@ def test_processes_end_with_their_supervisor(tmp_path: Path) -> None:
             child.close()
 
 
-def run_quickly(
-    kills: list[Kill], *, epochs: int = 1, seed: int = 7, checkpoints: int = 4
-) -> tuple[Run, list[tuple[int, tuple[int, ...]]]]:
-    """A run, and what was watched of it."""
-    watched: list[tuple[int, tuple[int, ...]]] = []
-    run = supervisor.run_training(
-        kills,
-        lambda *seen: watched.append(seen),
-        epochs=epochs,
-        steps_per_checkpoint=checkpoints,
-        seed=seed,
-    )
-    return run, watched
-
-
-def test_kills_are_where_they_were_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    codes: list[tuple[str, int]] = []
-
-    class Watched(Child):
-        def __init__(self, words: Sequence[str], folder: Path) -> None:
-            super().__init__(words, folder)
-            self.module = words[3]
-
-        def close(self) -> None:
-            super().close()
-            codes.append((self.module.rpartition(".")[2], self._process.returncode))
-
-    monkeypatch.setattr(supervisor, "Child", Watched)
-    kills = [
-        Kill(step=1, victims=("trainer 1",)),
-        Kill(step=7, victims=(SERVER,)),
-        Kill(step=9, victims=EVERYBODY),
-        Kill(step=14, victims=("trainer 2",)),
-    ]
-    run, watched = run_quickly(kills)
-    first, second = run.trainings
-    assert [(life.start, life.end) for life in first.lives] == [(0, 1), (0, 9), (8, 24)]
-    assert [(life.start, life.end) for life in second.lives] == [(0, 9), (8, 14), (12, 23)]
-    assert (first.num_kills, first.num_repeated) == (2, 1 + 1)
-    assert (second.num_kills, second.num_repeated) == (2, 1 + 2)
-    assert run.server_kills == (7, 9)
-    killed, well = -signal.SIGKILL, 0
-    assert Counter(codes) == {
-        ("serving", killed): 2, ("training", killed): 4, ("serving", well): 1, ("training", well): 2
-    }  # fmt: skip
-    steps = [min(steps) for num_kills, steps in watched if num_kills == 3]
-    assert (min(steps), max(steps)) == (0, 14)
-    of_second = [steps[1] for num_kills, steps in watched if num_kills >= 3]
-    assert 14 in of_second and 12 in of_second[of_second.index(14) :], (
-        "it goes back to its checkpoint"
-    )
-    assert {num_kills for num_kills, _ in watched} == {0, 1, 2, 3, 4}
-
-
 def test_batches_are_those_of_a_naive_feeder() -> None:
     """Both runs could be wrong alike: here the digest is that of rows cut up one after another."""
     images, labels = (column[:NUM_TRAINING_ROWS] for column in load_digits())
@@ -222,7 +167,9 @@ def test_batches_are_those_of_a_naive_feeder() -> None:
         batch = {"image": images[row : row + 32], "label": labels[row : row + 32]}
         digests[step % 2] = chain_digest(digests[step % 2], batch)
     kills = [Kill(step=13, victims=EVERYBODY), Kill(step=31, victims=("trainer 2",))]
-    run, _ = run_quickly(kills, epochs=2, seed=3, checkpoints=10)
+    run = supervisor.run_training(
+        kills, lambda *seen: None, epochs=2, steps_per_checkpoint=10, seed=3
+    )
     got = [training.result.batches for training in run.trainings]
     assert got == [digest.hex() for digest in digests]
 

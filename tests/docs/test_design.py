@@ -88,25 +88,6 @@ def test_files_that_readers_are_sent_to_are_there(page: Path) -> None:
     assert missing_files(page.read_text(encoding="utf-8"), page.parent) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[x](no-such-page.md)",
-        "[x](page.md#no-such-heading)",
-        "`workers/fetch/no_such_file.py`",
-        "`test_no_such_test_is_there`",
-        "`NoSuchClass`",
-        "`Nosuchclass`",
-        "`ThreadGroup.no_such_method`",
-        "`ThreadGroup.no_such_method()`",
-    ],
-)
-def test_what_is_not_there_is_seen(text: str, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"# A heading\n\n[up](#a-heading) `Merge` `ThreadGroup` {text}\n")
-    assert len(missing(page)) == 1
-
-
 def test_the_page_of_a_package_names_its_files() -> None:
     files = [(page, path.name) for page in PACKAGES for path in page.parent.glob("*.py")
              if not path.name.startswith("__")]  # fmt: skip

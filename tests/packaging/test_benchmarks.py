@@ -30,34 +30,6 @@ def cost_of(harness: ModuleType, wall_s: float, cpu_s: float = 1.0) -> Any:
     return harness.Cost(wall_s=wall_s, cpu_s=cpu_s, here_s=cpu_s, load=0.0)
 
 
-def test_contenders_take_turns_and_another_one_begins_each_time(harness: ModuleType) -> None:
-    begun = []
-
-    def row(name: str) -> Any:
-        def measure(settings: Any) -> Any:
-            begun.append(name)
-            return cost_of(harness, len(begun))
-
-        return harness.Row(name=name, measure=measure)
-
-    samples = harness.interleave([row("a"), row("b")], harness.Settings(repetitions=3))
-    assert "".join(begun) == "abbaab"
-    assert [cost.wall_s for cost in samples["a"]] == [1, 4, 5]
-
-
-def test_a_ratio_is_of_samples_of_the_same_repetition(harness: ModuleType) -> None:
-    row = harness.Row(name="ours", measure=None, of="theirs")
-    samples = {
-        "ours": [cost_of(harness, wall) for wall in (1.0, 10.0, 100.0)],
-        "theirs": [cost_of(harness, wall, 3.0) for wall in (2.0, 20.0, 900.0)],
-    }
-    report = module("report")
-    assert report.times_as_fast(row, samples) == 2
-    assert report.cells(row, samples) == (
-        "ours", "0.1 /s (0.01 /s – 1 /s)", "1 s", "1 s", "0.0", "theirs: 2", "3",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("change", "lost"),
     [((1.0, 1.0), []), ((1.2, 1.0), ["wall"]), ((1.0, 1.2), ["CPU"]), ((0.5, 0.5), []),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 
-import costs
 import parts
 from fetches import FORMS, PATTERNS
 from parts import some
@@ -27,30 +25,6 @@ def test_each_case_takes_each_value() -> None:
             assert len(taken) == len(set(taken)) == 4
             for axis, values in zip(axes, zip(*taken, strict=True), strict=True):
                 assert set(values) == set(axis)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "is_in"),
-    [
-        ("test_a.py", "", True),
-        ("test_a.py", "pytestmark = pytest.mark.unit", True),
-        ("test_a.py", "x = 1\npytestmark = pytest.mark.served\n", False),
-        ("test_a.py", "pytestmark = [pytest.mark.timeout(9), pytest.mark.process]", False),
-        ("test_a.py", "@pytest.mark.process\ndef test_b(): ...\ndef test_c(): ...", True),
-        ("adapters/test_a.py", "", False),
-        ("gpu/test_a.py", "", False),
-        ("workers/test_a.py", "", True),
-    ],
-)
-def test_the_fast_part_leaves_out_files_of_other_costs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, is_in: bool
-) -> None:
-    monkeypatch.setattr(costs, "TESTS", tmp_path)
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    assert costs.is_fast(path) is is_in
-    assert costs.is_fast(path.parent) is (path.parent.name not in ("adapters", "gpu"))
 
 
 COSTLY = """
