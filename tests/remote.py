@@ -442,23 +442,6 @@ class Closed:
         raise BrokenPipeError
 
 
-class SpeaksInThreads:
-    """Prints from several threads at once."""
-
-    def __call__(self, call: Call) -> Any:
-        rows = rows_of(call)
-        threads = [threading.Thread(target=self.speak) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return rows
-
-    def speak(self) -> None:
-        for _ in range(50):
-            sys.stdout.write("from a thread " + "x" * 500 + "\n")
-
-
 # ---- Odd chunks, of the columns of `fetches`
 
 

@@ -354,15 +354,6 @@ def test_what_a_process_says_is_said_here(
 
 
 @pytest.mark.process
-def test_threads_of_a_function_may_speak(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = drain(remote.plain)
-    got = drain(remote.SpeaksInThreads(), executor=Processes(2), repeatable=False)
-    assert_same(got, whole)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 20 * 4 * 50 and set(lines) == {"from a thread " + "x" * 500}
-
-
-@pytest.mark.process
 def test_nobody_may_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = drain(remote.plain)
     for stream in (None, remote.Closed()):

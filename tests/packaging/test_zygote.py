@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,38 +90,6 @@ def test_it_has_what_one_has_that_was_started(code: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_modules_and_scripts_run_as_they_do(tmp_path: Path) -> None:
-    (tmp_path / "some").mkdir()
-    script = tmp_path / "some" / "script.py"
-    script.write_text("import sys; print(sys.argv, sys.path[0], __file__, __spec__)\n1 / 0\n")
-    both("some/script.py", "word", cwd=tmp_path)
-    both(str(script))
-    (tmp_path / "module.py").write_text("import sys; print(sys.argv, sys.path[0], __spec__.name)")
-    both("-m", "module", "word", cwd=tmp_path)
-    both("-m", "feeder", "--help", cwd=ROOT)
-    both("-P", "-m", "no_such_module")
-    both("-W", "error", "-u", "-c", "import warnings, sys; print(sys.stdout); warnings.warn('w')")
-
-
-def test_it_is_a_child_with_a_group_and_descriptors_of_its_own() -> None:
-    reading, writing = os.pipe()
-    told = "os.write(fd, b'%d %d' % (os.getpgid(0), os.getsid(0)))"
-    code = f"import os; fd = {writing}; {told}; os.close(fd); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=[writing],
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        os.close(writing)
-        assert os.read(reading, 100) == b"%d %d" % (process.pid, process.pid)
-        assert os.read(reading, 100) == b""
-        os.close(reading)
-        assert process.poll() is None
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait(END_S) == -signal.SIGKILL
-
-
 @pytest.mark.usefixtures("own_zygote")
 def test_what_only_a_start_can_give_is_started(tmp_path: Path) -> None:
     assert is_forked()
@@ -140,14 +106,3 @@ def test_what_only_a_start_can_give_is_started(tmp_path: Path) -> None:
     assert not is_forked(cwd=tmp_path)
     with pytest.raises(FileNotFoundError, match="no/such/folder"):
         is_forked(cwd="no/such/folder")
-
-
-@pytest.mark.usefixtures("own_zygote")
-def test_it_has_the_limits_of_who_asks_for_it() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
-    try:
-        assert is_forked()
-        both("-c", "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -91,7 +91,7 @@ def test_late_is_issued_again_and_the_first_answer_wins() -> None:
     desk.ledger.late(1.4)
     desk.issue(1.4)
     assert desk.sent[-1] == ("30", 2, 30)
-    desk.ledger.late(1.6)
+    desk.ledger.late(1.5)
     desk.issue(31.0)
     assert desk.sent[-1] == ("slow", 2, 31)
     assert desk.ledger.num_again == 1

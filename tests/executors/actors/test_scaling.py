@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from feeder.executors import scaling
 from feeder.executors.scaling import Scaling, Seen
+from feeder.observe import verdict
 
 pytestmark = pytest.mark.process
 
@@ -36,6 +38,12 @@ def test_idle_ones_go_one_by_one_and_late() -> None:
     assert wanted == sorted(wanted, reverse=True) and wanted[-1] == 2
 
 
+def test_a_feed_that_keeps_up_is_left_alone() -> None:
+    rule = Scaling(1, 8)
+    run(rule, 0.9, 1.0, 2)
+    assert run(rule, 0.1, 0.9, 20, at=50.0) == [3] * 20
+
+
 def test_who_was_asked_for_comes_first() -> None:
     rule = Scaling(1, 8)
     assert run(rule, 0.9, 1.0, 1) == [2]
@@ -52,3 +60,7 @@ def test_who_never_comes_is_asked_for_no_more() -> None:
         rule.look(Seen(at * 2.0, 0.0, 0.0, ready=4))
         wanted.append(rule.wanted)
     assert wanted == sorted(wanted, reverse=True) and wanted[-1] == 1
+
+
+def test_the_shares_are_the_verdicts() -> None:
+    assert scaling._FED == verdict.STARVING
