@@ -432,6 +432,13 @@ class DiesAsWorker:
         return make_rows(worker_id, 0, at, batch_size)
 
 
+_THE_SAME = ValueError("always the same")
+
+
+def the_same() -> BaseException:
+    return _THE_SAME
+
+
 class Closed:
     """A stream that nobody reads."""
 
@@ -646,6 +653,25 @@ def take_memory() -> None:
 
     resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
     np.ones(2**31, np.uint8)
+
+
+class Greedy:
+    """Asks for more shared memory than there is."""
+
+    def __call__(self, call: Call) -> Any:
+        import resource
+
+        if call.index == 2:
+            resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+            return [call.empty((1, 2**31), np.uint8)]
+        return [np.full((1, 2**20), call.index, np.uint8)]
+
+
+def run_out_of_descriptors() -> None:
+    """Open no more files from now on, but for those that there are."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 
 def fork_and_die(folder: Path) -> None:

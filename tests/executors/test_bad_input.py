@@ -260,6 +260,21 @@ def test_a_function_whose_loading_ends_the_process_is_told(
         next(feed)
 
 
+@pytest.mark.process
+def test_a_call_that_is_made_again_for_a_resume_is_told() -> None:
+    with running(remote.plain, executor=Processes(1), batch_size=4) as (_, feed):
+        batch = next(feed)
+    # The batch ended in the second chunk, which is fetched again.
+    fetch, retries = At(1, remote.die), {"retries": 2, "retry_backoff_s": 0.0}
+    with (
+        running(
+            fetch, executor=Processes(1), batch_size=4, resume=batch.cut.token(), **retries
+        ) as (_, feed),
+        pytest.raises(FetchError, match=r"call 1: its process ended 3 times.*SIGKILL"),
+    ):
+        next(feed)
+
+
 # ---- It never returns
 
 
@@ -334,6 +349,20 @@ def test_what_a_call_raises_is_told_with_its_own_traceback(raises: Any, told: st
     (noted,) = cause.__notes__
     assert re.match(r"in process \d+:\n", noted) and "raise self.make()" in noted
     assert ("KeyError: 'its cause'" in noted) == (raises is remote.chained)
+
+
+@pytest.mark.served
+@pytest.mark.usefixtures("in_threads")
+def test_an_exception_that_is_raised_again_has_one_note() -> None:
+    with (
+        running(Raises(remote.the_same), executor=Processes(1), retries=3, retry_backoff_s=0.0) as (
+            _,
+            feed,
+        ),
+        pytest.raises(FetchError) as caught,
+    ):
+        list(feed)
+    assert len(caught.value.__cause__.__notes__) == 1
 
 
 # ---- What a process says

@@ -12,7 +12,7 @@ import pytest
 
 import remote
 from feeder import FetchError, Processes
-from feeds import running
+from feeds import assert_same, drain, running
 from lineage import WAIT_S
 from project import ROOT, TESTS
 from remote import At
@@ -63,6 +63,17 @@ def test_too_little_memory_is_told_by_the_call() -> None:
         list(feed)
 
 
+def test_too_little_memory_for_a_block_is_told_by_the_call() -> None:
+    with (
+        running(remote.Greedy(), input_blob_names=["x"], executor=Processes(1), batch_size=1) as (
+            _,
+            feed,
+        ),
+        pytest.raises(FetchError, match=r"call 2: fetch function raised .*(mapped|memory)"),
+    ):
+        list(feed)
+
+
 def test_a_system_without_processes_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,3 +98,8 @@ def test_an_interpreter_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPa
         pytest.raises(FetchError, match=r"no process could be started: .* exited with status 1"),
     ):
         next(feed)
+
+
+def test_a_process_that_is_full_of_memory_goes_on() -> None:
+    whole = drain(remote.plain)
+    assert_same(drain(At(2, remote.run_out_of_descriptors), executor=Processes(1)), whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,17 @@ def test_blocks_are_used_again() -> None:
     assert ends.num_bytes < 5_000_000
 
 
+def test_small_answers_that_are_held_keep_no_blocks() -> None:
+    ends = Ends()
+    held = []
+    for number in range(200):
+        held += ends.send(filled(ends.writer.empty((8192,), np.uint8), number))
+        ends.give_back()
+    assert ends.num_bytes < 3_000_000
+    for number, array in enumerate(held):
+        assert array.tobytes() == filled(np.empty((8192,), np.uint8), number).tobytes()
+
+
 def test_a_chunk_of_the_block_is_not_copied() -> None:
     ends = Ends()
     made = ends.writer.empty((4, 250_000), np.uint8)
@@ -147,6 +159,15 @@ def test_arrays_that_overlap_share_no_memory() -> None:
         assert not any(np.shares_memory(array, other) for other in arrays[i + 1 :])
 
 
+def test_many_arrays_of_one_answer_need_few_descriptors() -> None:
+    ends = Ends()
+    chunks = [filled(ends.writer.empty((1_100_000,), np.uint8), i) for i in range(300)]
+    places = [ends.writer.place(chunk, 0) for chunk in chunks]
+    blocks, fresh, descriptors, _ = ends.writer.lend()
+    assert len(places) == 300 and len(fresh) == len(blocks) == len(descriptors) < 250
+    ends.writer.sent()
+
+
 # ---- Through a feed
 
 
@@ -176,3 +197,13 @@ def test_large_chunks_that_were_taken_are_freed() -> None:
     del coordinator
     gc.collect()
     assert mapped() <= before
+
+
+@pytest.mark.process
+def test_batches_that_are_kept_need_no_descriptors() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with running(Big(150), executor=Processes(2), **ONE) as (_, feed):
+        kept = list(islice(feed, 120))
+        assert len(os.listdir("/proc/self/fd")) < before + 40
+    for batch in kept:
+        assert batch["x"][1, 3] == filled(np.empty((ROWS, 2**18), np.uint8), batch.index)[1, 3]

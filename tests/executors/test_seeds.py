@@ -137,3 +137,16 @@ def test_draws_of_every_function_of_a_record_belong_to_the_record(
     whole = rows(batch_size=3)
     assert whole == rows(batch_size=5)
     assert len(whole) > 10
+
+
+def test_two_filters_draw_from_different_generators(tmp_path: Path) -> None:
+    once, twice = (
+        sum(
+            r[4][0][1][0]
+            for r in drain(
+                make(tmp_path), executor=Processes(1), input_blob_names=["x"], batch_size=8
+            )
+        )
+        for make in (filtered, filtered_twice)
+    )
+    assert 0 < twice < once < 40

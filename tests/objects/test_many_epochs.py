@@ -125,3 +125,11 @@ def test_the_line_that_a_job_was_put_back_from_goes_first(tmp_path: Path) -> Non
         manager = MultiNodeCheckpointManager(tmp_path, keep=2)
         assert JobRunner(job, manager, 1).train(session) == 2
     assert [epoch for epoch in range(5) if manager.exists(epoch)] == [1, 2]
+
+
+def test_only_the_newest_run_is_written_down(tmp_path: Path) -> None:
+    for start in (None, 1, 2):
+        with LocalSession() as session:
+            runner = JobRunner(jobs.make_three(), MultiNodeCheckpointManager(tmp_path), start)
+            assert (runner.train(session), runner.failed_saves) == (4, [])
+    assert CheckpointStore(tmp_path).names("runs/") == ["runs/trainer_0.0000000003"]

@@ -101,6 +101,15 @@ def test_the_newest_that_is_whole_is_loaded_and_the_oldest_are_retired(
             store.load()
 
 
+def test_what_is_no_checkpoint_is_not_listed_nor_removed(url: str) -> None:
+    with CheckpointStore(url) as store:
+        store.put("notes", {})
+        overwrite(url, "notes", lambda data: b"my own notes")
+        assert store.names() == []
+        with pytest.raises(feeder.CheckpointError, match="is no checkpoint, and is left where it"):
+            store.remove("notes")
+
+
 def test_a_feed_goes_on_from_its_place(url: str) -> None:
     with make(Pure(num_calls=33)) as undisturbed:
         wanted = ids(undisturbed["train"])

@@ -82,6 +82,11 @@ def test_ray_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
         make(remote.plain, executor=RayActors(1))
 
 
+def test_the_oldest_is_that_of_the_extra() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert f'ray = ["ray>={cluster.OLDEST[0]}.{cluster.OLDEST[1]}"]' in text
+
+
 def in_child(code: str, **env: str) -> str:
     """Run a script that is connected to no cluster; what it says at last."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}", **env}
@@ -174,6 +179,16 @@ def test_an_environment_that_cannot_be_made(cluster: Any) -> None:
     executor = RayActors(1, runtime_env={"working_dir": "/nowhere/at/all"})
     with pytest.raises(FetchError, match="no actor could be started"):
         drain(remote.plain, executor=executor, timeout=TIMEOUT_S)
+
+
+@pytest.mark.process
+def test_variables_of_an_environment_are_there(cluster: Any) -> None:
+    variables = {"FEEDER_TEST": "here"}
+    executor = RayActors(
+        1, runtime_env={"env_vars": {**variables, "PYTHONPATH": f"{ROOT}:{TESTS}"}}
+    )
+    fetch = remote.At(2, remote.look_at_environment, variables)
+    assert len(drain(fetch, epochs=1, executor=executor, timeout=TIMEOUT_S)) > 1
 
 
 @pytest.mark.process

@@ -26,10 +26,14 @@ class Pool:
     def __init__(self, num: int, per_actor: int = 1) -> None:
         options = RayActors(num, per_actor=per_actor)
         self.pool = ActorPool(options, moves=True, debug=False, patience_s=60)
+        self.killed: list[Any] = []
+        """Actors that were ended."""
+        self.ended: list[tuple[Any, int]] = []
+        """Processes that were, each with its actor."""
         self.now = time.monotonic()
         cluster: Any = self.pool.cluster
         cluster.start, cluster.hello = object, lambda *told: None
-        cluster.kill = cluster.end = lambda *which: None
+        cluster.kill, cluster.end = self.killed.append, lambda *which: self.ended.append(which)
         self.pool._per = per_actor
         self.scale(num)
 
@@ -90,6 +94,24 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
         yield made
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("pool", [2], indirect=True)
+def test_who_hangs_is_ended_also_when_it_is_not_needed_any_more(pool: Pool) -> None:
+    pool.join(2, Line())
+    pool.ask(0)
+    pool.join(1, Line())
+    pool.learn(1)
+    pool.tick(10.0)
+    handle = pool.pool._members[2].actor.handle
+    # The youngest goes, when it has answered: which it never does.
+    pool.scale(1)
+    assert pool.pool._members[2].actor.is_retired and handle not in pool.killed
+    pool.answer(1, 31)
+    pool.tick(0.25)
+    assert handle in pool.killed and list(pool.pool._members) == [1]
+    # Nothing has gone wrong.
+    assert pool.pool.counts().restarts == 0
 
 
 @pytest.mark.parametrize("pool", [3], indirect=True)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 import remote
+from executors.actors.test_bad_input import stack_of_a_hanging_call
 from executors.actors.test_kills import TIMEOUT_S, pool_of
 from executors.actors.test_pool import Pool
-from feeder import ConfigError, RayActors
+from feeder import ConfigError, FetchError, RayActors
 from feeder.executors.actors import _MOST_UNMADE, DATA
+from feeder.executors.ports import Line
 from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
 from lineage import ends_of
@@ -84,6 +87,18 @@ def test_a_process_is_replaced_where_it_was(cluster: Any, caplog: pytest.LogCapt
 
 
 @pytest.mark.process
+def test_a_call_that_ends_each_process_is_named(cluster: Any) -> None:
+    with pytest.raises(FetchError, match=r"call 4: its process ended 3 times.*by SIGKILL"):
+        drain(remote.At(4, remote.die), executor=RayActors(1, per_actor=2), timeout=TIMEOUT_S)
+
+
+@pytest.mark.process
+def test_a_process_that_hangs_is_told_with_its_stack(cluster: Any, tmp_path: Path) -> None:
+    told = stack_of_a_hanging_call(RayActors(1, per_actor=2), tmp_path)
+    assert "hang_in_a_place_of_its_own" in told
+
+
+@pytest.mark.process
 def test_rays_store_has_one_process_for_each(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA, "store")
     with pytest.raises(ConfigError, match="per_actor is 2 and FEEDER_RAY_DATA is 'store'"):
@@ -99,6 +114,31 @@ def test_how_many_there_may_be(given: Any) -> None:
         ConfigError, match=r"per_actor is .*, expected a whole number from 1 to 256"
     ):
         RayActors(1, per_actor=given)
+
+
+@pytest.mark.process  # of an environment that has Ray
+def test_an_actor_that_ends_takes_its_processes_along() -> None:
+    made = Pool(2, per_actor=3)
+    pool = made.pool
+    try:
+        for generation in range(1, 7):
+            made.join(generation, Line())
+        first, second = pool._actors
+        assert [len(actor.members) for actor in pool._actors] == [3, 3]
+        # One process: its actor gets another one.
+        with pool._lock:
+            pool._bury(pool._members[2], "was killed", False)
+        assert pool._actors == [first, second] and len(first.members) == 3
+        assert made.ended == [(first.handle, 2)] and not made.killed
+        # The actor: each of its processes is told to have ended.
+        with pool._lock:
+            for member in list(first.members):
+                pool._bury(member, "has ended", False, is_actor=True)
+        assert first not in pool._actors and second in pool._actors
+        assert [len(actor.members) for actor in pool._actors] == [3, 3]
+        assert set(made.killed) == {first.handle}
+    finally:
+        made.close()
 
 
 @pytest.mark.process  # of an environment that has Ray

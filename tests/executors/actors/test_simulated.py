@@ -10,7 +10,7 @@ import pytest
 import parts
 from simulation.faults import Fault
 from simulation.fleet import Fleet, Workers
-from simulation.hour import Hour, from_one_thread, plan_of, rough, watch
+from simulation.hour import Hour, feed_of, from_one_thread, plan_of, rough, watch
 from simulation.simulate import simulated
 from simulation.stream import rows_of
 from simulation.world import BEGIN, World
@@ -68,6 +68,11 @@ def served(
     assert from_one_thread(plan.feed) == rows_of(plan.feed)
     with simulated():
         return watch(plan)
+
+
+@pytest.mark.parametrize(("num", "threads"), [(2, 4), (100, 164), (1000, 1125)])
+def test_so_many_calls_are_ahead(num: int, threads: int) -> None:
+    assert feed_of(num, 64, 1).threads == threads
 
 
 def test_trainers_are_handed_what_one_thread_makes() -> None:
