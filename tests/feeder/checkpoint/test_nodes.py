@@ -49,20 +49,6 @@ def test_every_node_is_cut_at_the_same_step_however_far_it_came(tmp_path: Path) 
         assert ids(next(resumed["train"]) for _ in range(30)) == wanted[40:]
 
 
-def test_differing_steps_are_refused_with_all_of_them(tmp_path: Path) -> None:
-    for node, num in zip(NODES, (10, 20, 10), strict=True):
-        run_node(tmp_path, node, num)
-    said = metas(tmp_path, 0) | {"trainer_1": CheckpointStore(tmp_path, writer="trainer_1").get(
-        CheckpointStore(tmp_path).latest("trainer_1.") or "").meta}  # fmt: skip
-    with pytest.raises(feeder.ResumeError) as caught:
-        check_steps(said)
-    assert str(caught.value) == (
-        "the nodes' positions are not of one step: feed 'train[0]': 'trainer_0' at 10, "
-        "'trainer_1' at 20, 'trainer_2' at 10; resume from a checkpoint that all nodes made at "
-        "the same step"
-    )
-
-
 def test_the_trainers_own_steps_are_compared_too() -> None:
     said = {
         "a": {"step": 7, "feeds": {"train[0]": 5, "val[0]": 1}},

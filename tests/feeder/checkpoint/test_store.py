@@ -236,19 +236,6 @@ def test_a_folder_whose_own_folder_is_missing_is_a_mistake(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_is_a_file_is_a_mistake(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    store = CheckpointStore(tmp_path / "file")
-    calls: list[Callable[[], Any]] = [
-        store.names,
-        lambda: store.get("a"),
-        lambda: store.put("a", {}),
-    ]
-    for call in calls:
-        with pytest.raises(feeder.CheckpointError, match="put a folder there"):
-            call()
-
-
 # ---- the sequence of a writer
 
 
@@ -297,12 +284,6 @@ def test_one_of_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
                 call()
 
 
-def test_numbers_go_on_where_the_last_store_stopped(tmp_path: Path) -> None:
-    for number in range(3):
-        with CheckpointStore(tmp_path) as store:
-            assert store.save(snapshot_at(number)) == f"feed.{number:08d}"
-
-
 # ---- one writer
 
 
@@ -339,13 +320,6 @@ def test_writers_of_different_names_write_at_the_same_time(tmp_path: Path) -> No
     finally:
         for store in stores:
             store.close()
-
-
-def test_threads_of_one_store_save_one_after_another(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path) as store:
-        writers = [Aside(lambda: [store.save(snapshot_at(1)) for _ in range(5)]) for _ in range(4)]
-        names = [name for writer in writers for name in writer.result()]
-    assert sorted(names) == [f"feed.{n:08d}" for n in range(20)]
 
 
 @pytest.mark.process
@@ -419,8 +393,3 @@ def test_a_child_that_outlives_a_killed_trainer_does_not_hold_its_lock(tmp_path:
             other.put("other", {})
         trainer.stdin.close()
         assert trainer.stdout.readline() == "the child ends\n"
-
-
-def test_the_public_name_is_the_store() -> None:
-    assert feeder.CheckpointStore is CheckpointStore
-    assert repr(CheckpointStore("/x", writer="a")) == "<CheckpointStore '/x', writer 'a'>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ import xxhash
 
 import feeder
 import served_feeds
-from commands import END_S, READY_S, command, end, folder, serving, started, status, told
+from commands import END_S, command, end, folder, serving, started, status, told
 from feeder.cli import doctor, meter
 from feeder.state.snapshot import Snapshot
 
@@ -176,28 +175,6 @@ def test_consume_saves_its_position_however_it_is_told_to_end(
     assert summary.startswith("3 batches, 24 rows, ")
     assert last.startswith("xxh3 ")
     assert Snapshot.read(folder / "position").states[0].summary[2] == 3
-
-
-@pytest.mark.process
-def test_consume_ends_at_sigint_before_the_first_batch() -> None:
-    """It waits, since the other queue has no consumer; the terminal tells that it has begun."""
-    master, slave = os.openpty()
-    with (
-        serving("make", "--queues=2"),
-        subprocess.Popen(
-            command("consume", "--queue=1"), stdout=subprocess.PIPE, stderr=slave, text=True
-        ) as process,
-    ):
-        os.close(slave)
-        assert select.select([master], [], [], READY_S)[0], "nothing was shown"
-        process.send_signal(signal.SIGINT)
-        try:
-            out, _ = process.communicate(timeout=END_S)
-        finally:
-            process.kill()
-            os.close(master)
-    assert process.returncode == 0
-    assert out.startswith("0 batches, 0 rows, 0 B in ")
 
 
 @pytest.mark.process

@@ -1,9 +1,10 @@
-"""Loops over one epoch at a time, in process and served."""
+"""Loops over a feed: once, and one epoch at a time; in process and served."""
 
 from __future__ import annotations
 
 import gc
 import pickle  # noqa: TID251  (users may send batches through it)
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, Held, Pure, ids, make
+from small import WAIT_S, Aside, Held, Pure, ids, make
 
 pytestmark = pytest.mark.served
 
@@ -198,3 +199,62 @@ def test_a_batch_is_moved_as_a_mapping(stack: ExitStack, read: Open) -> None:
     with pytest.raises(feeder.FeedError, match="has no place in a stream"):
         _ = there.cut
     assert pickle.loads(pickle.dumps(there)).keys() == batch.keys()
+
+
+# ---- a feed is read once, and by one thread at a time: anything else raises
+
+
+@all_readers
+@pytest.mark.parametrize(("epochs", "said"), [(1, "its one epoch"), (2, "its 2 epochs")])
+def test_a_loop_over_what_was_read_to_the_end_raises(
+    stack: ExitStack, read: Open, epochs: int, said: str
+) -> None:
+    feed = read(stack, Pure(4, 4), {"epochs": epochs})
+    counts = []
+    with pytest.raises(feeder.ConfigError, match=rf"feed 'train' .*{said}.*epochs="):
+        for _ in range(2):
+            counts.append(sum(1 for _ in feed))
+    assert counts == [4 * epochs]
+    with pytest.raises(StopIteration):
+        next(feed)
+
+
+@all_readers
+def test_what_ends_with_its_last_batch_in_a_loop_by_hand_has_an_empty_loop_left(
+    stack: ExitStack, read: Open
+) -> None:
+    """The end was not told yet."""
+    feed = read(stack, Pure(2, 4), {})
+    assert len([next(feed), next(feed)]) == 2
+    assert list(feed) == []
+    with pytest.raises(feeder.ConfigError):
+        iter(feed)
+
+
+@all_readers
+def test_a_second_thread_in_next_raises_and_loses_nothing(stack: ExitStack, read: Open) -> None:
+    fetch = Held(chunks_before=1)
+    settings = {"num_worker_threads": 1, "last_batch": "keep"}
+    feed = read(stack, fetch, settings)
+    stack.callback(fetch.release)
+    first = next(feed)
+    assert fetch.entered.wait(WAIT_S)
+    waiting = Aside(lambda: list(feed))
+    for _ in range(int(WAIT_S / 0.001)):
+        if feed_is_read(feed):
+            break
+        threading.Event().wait(0.001)
+    for _ in range(3):
+        with pytest.raises(feeder.FeedError, match="another thread is in it"):
+            next(feed)
+    fetch.release()
+    assert waiting.result() == []
+    assert first.rows == 4
+    with pytest.raises(StopIteration):
+        next(feed)
+
+
+def feed_is_read(feed: Any) -> bool:
+    """Whether a thread is in `next`."""
+    reader = feed if hasattr(feed, "_is_read") else feed.on(0)
+    return bool(reader._is_read)

@@ -43,15 +43,6 @@ class Log:
         self.lines.append(stats)
 
 
-def test_statistics_are_logged_once_however_often_a_feed_is_stopped() -> None:
-    """As at the interpreter's exit, which stops what there is."""
-    log = Log()
-    with make(Pure(), external_loggers=[log]) as coordinator:
-        list(coordinator["train"])
-    assert coordinator.stop() and coordinator.stop("train")
-    assert [line["batches"] for line in log.lines] == [4]
-
-
 def test_the_last_verdict_says_what_held_a_stopped_feed_up() -> None:
     log = Log()
     with make(Pure(), epochs=None, external_loggers=[log]) as coordinator:

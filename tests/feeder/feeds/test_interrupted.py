@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +21,11 @@ import feeder
 from conformance.served import TRANSPORTS, served
 from feeder.devices.host import HostQueue
 from feeder.feeds.device_feed import DeviceFeed
-from feeder.feeds.stream import Progress, Stream
+from feeder.feeds.stream import Stream
 from feeder.service.server.group import ConsumerGroup
 from feeder.waking import OneShotEvent, Waker
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.stats import Handed, Stopwatch
-from feeder.workers.stream.position import LazyPosition
 from feeds import make
 
 pytestmark = pytest.mark.served
@@ -124,42 +123,6 @@ def interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str, *, is_done
     patch.setattr(owner, name, interrupted)
 
 
-@pytest.mark.parametrize("is_done", [False, True])
-def test_nor_does_one_of_several_devices(monkeypatch: pytest.MonkeyPatch, is_done: bool) -> None:
-    with reading("in process", 2) as (feed, state_dict):
-        left, right = feed.on(0), feed.on(1)
-        ids = [int(next(queue)["id"][0]) for _ in range(3) for queue in (left, right)]
-        ids += [int(next(left)["id"][0])]
-        with monkeypatch.context() as patch:
-            interrupt_once(patch, Progress, "note", is_done=is_done)
-            with pytest.raises(Interrupt):
-                next(right)
-        check_position(state_dict(), 6)
-        ids += [int(next(right)["id"][0])]
-        assert ids == list(range(8))
-        state = state_dict()
-        rest = [int(batch["id"][0]) for pair in zip(left, right, strict=True) for batch in pair]
-    assert ids + rest == list(range(NUM_BATCHES))
-    check_position(state, 8)
-
-
-def test_a_device_may_take_its_last_batch_back_whatever_the_others_do() -> None:
-    progress, places = (
-        Progress(2),
-        [cast(LazyPosition, SimpleNamespace(step=i)) for i in range(200)],
-    )
-    for num in range(1, 90):
-        progress.handed[0] = num, places[2 * num - 2]
-        progress.note(num, 2, places[2 * num - 1])
-        progress.handed[1] = num, places[2 * num - 1]
-        assert progress.place is places[2 * num - 1]
-    # Meanwhile the other is about to be handed its next.
-    progress.note(90, 2, places[179])
-    progress.handed[0] = 88, places[174]
-    assert progress.place is places[175]
-    assert len(progress._ends) <= 4
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_server_is_told_of_what_the_loop_has_alone(
     monkeypatch: pytest.MonkeyPatch, transport: str
@@ -221,33 +184,6 @@ def step_of(stream: Stream) -> int:
     place = stream.progress.place
     assert place is not None
     return place.step
-
-
-@pytest.mark.parametrize("every", [10, 1000])
-def test_what_is_interrupted_at_a_trigger_or_the_end_is_done_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int
-) -> None:
-    policy = feeder.Checkpointing(tmp_path, every_batches=every)
-    with factory(coordinator=feeder.Coordinator(policy)) as coordinator:
-        feed, ids, marked = coordinator["train"], list[int](), list[int]()
-        (stream,) = feed.streams
-        assert stream.triggers is not None
-
-        def reached() -> None:
-            marked.append(step_of(stream))
-            if len(marked) % 2:
-                raise Interrupt
-
-        monkeypatch.setattr(stream.triggers, "fire", reached)
-        while True:
-            try:
-                read(feed, ids)
-            except Interrupt:
-                continue
-            break
-    assert ids == list(range(NUM_BATCHES))
-    marks = [*range(every, NUM_BATCHES + 1, every), NUM_BATCHES]
-    assert marked == [mark for mark in marks for _ in range(2)]
 
 
 def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:

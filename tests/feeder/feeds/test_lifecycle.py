@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.devices import host
-from feeder.waking import OneShotEvent
 from feeder.workers.stats import Waits
-from small import WAIT_S, Aside, Counted, Held, Pure, chunk, ids, make
+from small import WAIT_S, Counted, Pure, ids, make
 
 PACKAGE = str(Path(feeder.__file__).parent)
 
@@ -61,49 +59,6 @@ def test_use_after_the_stop_is_an_error(
     for _ in range(2):
         with pytest.raises(feeder.ClosedError, match=r"^(the feed|feed '\w+') is stopped$"):
             use(coordinator)
-
-
-def test_a_coordinator_that_was_never_started_is_stopped_too() -> None:
-    coordinator = make(Pure())
-    assert coordinator.stop() is True
-    with pytest.raises(feeder.ClosedError):
-        coordinator.start()
-
-
-def test_the_end_of_the_stream_is_told_again_and_again() -> None:
-    with make(Pure()) as coordinator:
-        assert len(list(coordinator["train"])) == 4
-        for _ in range(3):
-            with pytest.raises(StopIteration):
-                next(coordinator["train"])
-
-
-def test_positions_may_be_asked_for_at_any_time() -> None:
-    coordinator = make(Pure())
-    feed = coordinator["train"]
-    first = coordinator.state_dict()
-    assert feed.state_dict() == first == make(Pure()).state_dict()
-    with coordinator:
-        assert coordinator.state_dict() == first
-        list(feed)
-        last = coordinator.state_dict()
-        assert feed.state_dict() == last != first
-    assert coordinator.state_dict() == feed.state_dict() == last
-    assert bytes(coordinator.snapshot()) == bytes(feed.snapshot())
-
-
-@pytest.mark.usefixtures("exact_bound")
-def test_start_and_stop_may_be_said_twice() -> None:
-    # More than fits in, so that no thread comes to its end before a batch is taken.
-    coordinator = make(Pure(100), max_buffered_batches=1)
-    coordinator.start()
-    threads = feeder_threads()
-    coordinator.start()
-    assert feeder_threads() == threads
-    assert ids(coordinator["train"]) == [100 * call + i for call in range(100) for i in (1, 2, 3)]
-    assert coordinator.stop() is True
-    assert coordinator.stop() is True
-    assert feeder_threads() == []
 
 
 def ids_of_a_fresh_feed() -> list[int]:
@@ -169,16 +124,6 @@ def test_one_feed_is_stopped_by_its_name() -> None:
         coordinator.start()  # does not bring it back
         with pytest.raises(feeder.ClosedError):
             next(coordinator["val"])
-
-
-def test_a_feed_that_was_stopped_by_name_is_made_anew() -> None:
-    with make(Pure()) as coordinator:
-        next(coordinator["train"])
-        snapshot = coordinator.snapshot()
-        coordinator.stop("train")
-        make(Pure(), coordinator=coordinator, resume=snapshot)
-        coordinator.start()
-        assert next(coordinator["train"]).step == 1
 
 
 @pytest.mark.parametrize("method", ["stop", "__getitem__"])
@@ -249,29 +194,6 @@ def test_init_fun_is_not_run_again_after_another_feeds_has_failed() -> None:
         assert ran == ["train", "val", "val"]
 
 
-def test_feeds_with_the_same_input_names_never_mix() -> None:
-    class Numbered(Counted):
-        def __init__(self, feed: int) -> None:
-            super().__init__(60)
-            self.feed = feed
-
-        def __call__(self, worker_id: int, batch_size: int) -> Any:
-            return (super().__call__(worker_id, batch_size)[0] + 10**6 * self.feed,)
-
-    coordinator = feeder.Coordinator()
-    names = ["train", "val", "test"]
-    for i, name in enumerate(names):
-        make(Numbered(i), input_source_name=name, batch_size=3 + i, coordinator=coordinator)
-    with coordinator:
-        takers = [Aside(lambda name=name: ids(coordinator[name])) for name in names]
-        got = [taker.result() for taker in takers]
-    wanted = [
-        int(v) for call in range(60) for worker in range(2) for v in chunk(worker, call, 3)[0]
-    ]
-    for i, values in enumerate(got):
-        assert values == [value + 10**6 * i for value in wanted]
-
-
 def test_an_error_in_one_feed_leaves_the_others_running() -> None:
     def fail(call: feeder.Call) -> Any:
         raise Trouble
@@ -282,15 +204,6 @@ def test_an_error_in_one_feed_leaves_the_others_running() -> None:
         with pytest.raises(feeder.FetchError):
             next(coordinator["train"])
         assert ids(coordinator["val"]) == ids_of_a_fresh_feed()
-
-
-def test_an_error_in_the_with_block_is_what_the_user_sees() -> None:
-    held = Held()
-    with pytest.raises(Trouble), make(held, num_worker_threads=1):
-        assert held.entered.wait(WAIT_S)
-        held.release()
-        raise Trouble
-    assert feeder_threads() == []
 
 
 def test_a_block_that_was_not_entered_stops_what_was_started() -> None:
@@ -338,25 +251,6 @@ def test_where_a_thread_cannot_be_started_none_is_left_and_nothing_hangs(
     for name in ("train", "val"):
         with pytest.raises(feeder.ClosedError):
             next(coordinator[name])
-
-
-def test_the_end_is_told_to_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, come = host.HostQueue(4, lambda: "it"), threading.Semaphore(0)
-    monkeypatch.setattr(host, "_SLOW_S", 10 * WAIT_S)  # Nobody looks by himself.
-    wait = OneShotEvent.wait
-
-    def noted(bell: OneShotEvent, seconds: float) -> bool:
-        come.release()
-        return wait(bell, seconds)
-
-    monkeypatch.setattr(OneShotEvent, "wait", noted)
-    waiting = [Aside(queue.get) for _ in range(3)]
-    for _ in waiting:
-        assert come.acquire(timeout=WAIT_S)
-    queue.finish(feeder.FeedError("over"))
-    for aside in waiting:
-        with pytest.raises(feeder.FeedError, match="over"):
-            aside.result()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,77 +112,6 @@ def test_a_call_that_gives_another_number_of_rows_is_named(
             got += batch["x"].tolist()
     assert got == WHOLE[:12]
     assert e.value.call == 7
-
-
-@both
-def test_only_the_last_call_of_an_epoch_gives_fewer(running: Any) -> None:
-    def fetch(call: Call) -> Any:
-        array = call.empty((1 if call.index == END - 1 else 2,), np.int64)
-        array[:] = rows_of(call)[: len(array)]
-        return (array,)
-
-    second = [row + 1000 for row in WHOLE[:-1]]
-    assert all_of(running, fetch, epochs=2) == WHOLE[:-1] + second
-
-
-@both
-@threads
-def test_a_call_that_raises_half_way_is_made_again(running: Any, num_threads: int) -> None:
-    raised = set()
-
-    def fetch(call: Call) -> Any:
-        rows = rows_of(call)
-        array = call.empty((2,), np.int64)
-        array[0] = -1
-        if call.index % 3 == 2 and call.index not in raised:
-            raised.add(call.index)
-            raise OSError("the disk is away")
-        array[:] = rows
-        return (array,)
-
-    settings = {"retries": 1, "retry_backoff_s": 0.0, "num_threads": num_threads}
-    assert all_of(running, fetch, **settings) == WHOLE
-
-
-@both
-def test_what_a_call_wrote_before_it_raised_is_never_seen(running: Any) -> None:
-    def fetch(call: Call) -> Any:
-        rows = rows_of(call)
-        array = call.empty((2,), np.int64)
-        array[:] = -1
-        if call.index == 9:
-            raise OSError("the disk is away")
-        array[:] = rows
-        return (array,)
-
-    got: list[int] = []
-    with running(fetch) as feed, pytest.raises(feeder.FetchError, match="the disk is away"):
-        for batch in feed:
-            got += batch["x"].tolist()
-    assert got == WHOLE[:16]
-
-
-@both
-def test_a_batch_is_not_seen_before_all_its_calls_have_returned(running: Any) -> None:
-    waiting, goes_on = threading.Event(), threading.Event()
-
-    def fetch(call: Call) -> Any:
-        rows = rows_of(call)
-        array = call.empty((2,), np.int64)
-        array[:] = rows
-        if call.index == 10:
-            array[:] = -1
-            waiting.set()
-            assert goes_on.wait(10)
-            array[:] = rows
-        return (array,)
-
-    with running(fetch, num_threads=2) as feed:
-        got = [row for _ in range(5) for row in next(feed)["x"].tolist()]
-        assert waiting.wait(10)
-        goes_on.set()
-        got += [row for batch in feed for row in batch["x"].tolist()]
-    assert got == WHOLE
 
 
 @both
@@ -350,19 +278,6 @@ def test_whatever_is_returned_is_the_batch(running: Any, way: Way, batch_size: i
     assert [-row for _, y in batches for row in y] == WHOLE
 
 
-@both
-def test_a_call_that_gives_nothing_right_now_is_made_again(running: Any) -> None:
-    asked = set()
-
-    def fetch(call: Call) -> Any:
-        if call.index % 2 and call.index not in asked:
-            asked.add(call.index)
-            return None
-        return give(call)
-
-    assert all_of(running, fetch) == WHOLE
-
-
 def test_without_the_setting_empty_gives_memory_that_is_used_again() -> None:
     addresses = set()
 
@@ -437,33 +352,6 @@ def test_a_source_that_leaves_records_out_is_refused() -> None:
     source = feeder.sources.records([1, 2, 3], on_error="skip")
     with pytest.raises(feeder.ConfigError, match="leaves out defective records"):
         make(source)
-
-
-NUMBERS = np.arange(48).reshape(24, 2)
-
-SOURCES: dict[str, Callable[[Any, Any], feeder.sources.Source]] = {
-    "records": lambda rows, path: feeder.sources.records(list(rows)),
-    "arrays": lambda rows, path: feeder.sources.arrays(rows),
-    "shuffled arrays": lambda rows, path: feeder.sources.arrays(rows, random_shuffle=True),
-    "tokens": lambda rows, path: feeder.sources.tokens(path, 2, rows.dtype),
-    "cast tokens": lambda rows, path: feeder.sources.tokens(path, 2, rows.dtype, as_type="i8"),
-}
-
-
-@both
-@pytest.mark.parametrize("dtype", ("<i4", ">i4"))
-@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_sources_write_the_rows_that_they_give_elsewhere(
-    running: Any, source: Any, dtype: str, tmp_path: Path
-) -> None:
-    rows, path = NUMBERS.astype(dtype), tmp_path / "tokens.bin"
-    rows.tofile(path)
-    given = []
-    for rows_per_call in (None, 4):
-        with running(source(rows, path), rows_per_call=rows_per_call, epochs=2) as feed:
-            given.append([row for batch in feed for row in batch["x"].tolist()])
-    assert given[0] == given[1]
-    assert sorted(given[0]) == sorted(NUMBERS.tolist() * 2)
 
 
 def test_the_queues_of_a_server_have_to_share_the_rows_evenly() -> None:

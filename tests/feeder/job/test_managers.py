@@ -22,9 +22,6 @@ from feeder.job import (
     LocalSession,
     MetadataHandler,
     MultiNodeCheckpointManager,
-    Node,
-    Task,
-    epoch_limiter,
 )
 from feeder.job.checkpoints.manifest import Manifest, Part
 from jobs import NODES, NUM_EPOCHS, TOTALS
@@ -230,11 +227,6 @@ def test_an_epoch_that_is_not_there_is_named_with_those_that_are(
     )
 
 
-def test_an_epoch_is_not_resumed_from_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(feeder.CheckpointError, match="No such file or directory"):
-        train(tmp_path / "not" / "there", 1)
-
-
 @pytest.mark.parametrize("nodes", [NODES[:2], [*NODES, "trainer_3"], ["trainer_2", "trainer_9"]])
 @pytest.mark.parametrize("start", [None, 2])
 def test_other_nodes_than_were_saved_are_refused(
@@ -246,13 +238,6 @@ def test_other_nodes_than_were_saved_are_refused(
     text = str(caught.value)
     assert f"manifests/trainer_0.g1.4' is of nodes {NODES!r}, this job has" in text
     assert text.endswith("run it with the same nodes, or keep its checkpoints in another place")
-
-
-def test_other_nodes_may_share_a_folder(tmp_path: Path) -> None:
-    train(tmp_path)
-    with LocalSession() as session:
-        runner = JobRunner(jobs.make_job("other"), manager_in(tmp_path))
-        assert (runner.train(session), runner.resume_from_epoch) == (NUM_EPOCHS, None)
 
 
 @pytest.mark.parametrize("db_type", ["file"], indirect=True)
@@ -373,22 +358,6 @@ def test_a_run_that_was_overtaken_saves_nothing_more(
     assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
 
 
-def test_of_two_runs_that_began_at_once_one_saves_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Together(MultiNodeCheckpointManager):
-        def load(self, *arguments: Any) -> Any:
-            assert train(tmp_path, start=1) == (NUM_EPOCHS, TOTALS[-1])
-            return super().load(*arguments)
-
-    assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
-    runner = JobRunner(jobs.make_three(), Together(tmp_path), resume_from_epoch=1)
-    with LocalSession() as session:
-        assert runner.train(session) == NUM_EPOCHS
-    assert runner.failed_saves == [2, 3, 4]
-    assert "another run of nodes" in caplog.text
-
-
 # ---- entries of several nodes
 
 
@@ -438,15 +407,6 @@ def test_nothing_is_loaded_where_one_part_is_missing(
     assert session.workspace == {}
 
 
-def test_a_damaged_part_is_no_missing_one(trained: Path, db_type: str) -> None:
-    flip(trained / "trainer_2.2", 60)
-    session = LocalSession()
-    runner = JobRunner(jobs.make_three(), manager_in(trained, db_type))
-    with pytest.raises(feeder.CheckpointError, match=r"trainer_2.2' is damaged"):
-        runner.load_blobs_from_checkpoints(["trainer_0/total"], 2, session)
-    assert session.workspace == {}
-
-
 def test_entries_cannot_be_loaded_without_a_manager() -> None:
     with pytest.raises(feeder.ConfigError, match="has no checkpoint manager"):
         JobRunner(jobs.make_three()).load_blobs_from_checkpoints(["total"], 1, LocalSession())
@@ -466,21 +426,6 @@ def test_a_job_reads_elsewhere_and_saves_in_its_own_place(trained: Path, db_type
             assert session.fetch(NODES[0], ["total"])["total"] == TOTALS[-1]
         assert [epoch for epoch in range(6) if (new / f"trainer_0.{epoch}").exists()] == saved
     assert all(map(manager.exists, range(5)))
-
-
-def test_a_path_prefix_may_end_within_a_name(tmp_path: Path) -> None:
-    train(tmp_path)
-    for path in [*tmp_path.glob("trainer_*"), *tmp_path.glob("manifests/trainer_*")]:
-        path.rename(path.with_name(f"run1-{path.name}"))
-    manager = manager_in(tmp_path.parent / "new")
-    with LocalSession() as session:
-        session.open(jobs.make_three())
-        session.run(manager.init(NODES, 2, path_prefix=f"{tmp_path}/run1-"))
-        session.run(manager.load(2, path_prefix=f"{tmp_path}/run1-"))
-        assert session.fetch(NODES[2], ["total"])["total"] == TOTALS[1]
-    assert list(manager.reports["checkpoint_load"]) == [f"{tmp_path}/run1-{n}.2" for n in NODES]
-    with pytest.raises(feeder.CheckpointError, match="is not complete"):
-        manager.init(NODES, 2, path_prefix=f"{tmp_path}/run2-")
 
 
 # ---- who knows the last epoch
@@ -548,29 +493,6 @@ def test_a_handler_that_cannot_write_is_a_failed_save(
         runner.train(session)
     assert runner.failed_saves == [0, 1]
     assert "epoch 1 cannot be noted: [Errno 5] gone" in caplog.text
-
-
-@pytest.mark.needs("lmdb")
-def test_a_name_that_no_lmdb_can_have_ends_the_job(tmp_path: Path) -> None:
-    with Job() as job, Node(NODES[0]), job.init_group:
-        Task(lambda workspace: workspace.update({"total": np.array([0]), "x" * 512: 1}))
-    epoch_limiter(job, 2)
-    with pytest.raises(feeder.ConfigError, match="512 bytes in its name"):
-        train(tmp_path, job=job, db_type="lmdb")
-
-
-def test_the_default_handler_says_what_can_be_loaded_and_saved(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    manager = manager_in(folder)
-    with pytest.raises(feeder.ConfigError, match="knows no place yet"):
-        manager.cp_accessible()
-    manager.set_params(NODES)
-    assert (manager.cp_accessible(), manager.cp_accessible(2)) == (True, False)
-    train(folder)
-    assert (manager.cp_accessible(2), manager.cp_accessible(5)) == (True, False)
-    blocked = manager_in(folder / "trainer_0.1")
-    blocked.set_params(NODES)
-    assert blocked.cp_accessible() is False
 
 
 def test_a_stray_manifest_of_another_job_does_not_stop_this_one(tmp_path: Path) -> None:

@@ -34,19 +34,6 @@ def train(manager: MultiNodeCheckpointManager, start: int | None = None, **setti
         return int(session.fetch(NODES[0], ["total"])["total"][0])
 
 
-def killed_after(num_saves: int, folder: Path, start: int, **settings: Any) -> None:
-    """Put the job back, and end it when it has saved so many epochs."""
-
-    class Stopping(MultiNodeCheckpointManager):
-        def save(self, epoch: int) -> Any:
-            if epoch > start + num_saves:
-                raise Killed
-            return super().save(epoch)
-
-    with LocalSession() as session, pytest.raises(Killed):
-        JobRunner(jobs.make_three(), Stopping(folder), start, **settings).train(session)
-
-
 def job_killed_in_its_first_epoch() -> Job:
     def kill(workspace: Any) -> None:
         raise Killed
@@ -89,24 +76,6 @@ def test_it_is_noted_before_anything_is_loaded(tmp_path: Path) -> None:
     with LocalSession() as session, pytest.raises(Killed):
         JobRunner(jobs.make_three(), Dying(tmp_path), 1).train(session)
     assert manager_in(tmp_path).get_resume_from_epoch_id() == 1
-
-
-def test_the_older_line_comes_back_neither_where_what_was_done_since_is_damaged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    train(manager_in(tmp_path))
-    killed_after(1, tmp_path, 1)
-    os.truncate(tmp_path / "trainer_2.2", 100)
-    assert manager_in(tmp_path).get_resume_from_epoch_id() == 1
-    assert "passed over" in caplog.text
-
-
-def test_put_back_twice_the_last_time_counts(tmp_path: Path) -> None:
-    train(manager_in(tmp_path))
-    for start in (3, 1, 2, 2):
-        killed_after(0, tmp_path, start)
-        assert manager_in(tmp_path).get_resume_from_epoch_id() == start
-    assert train(manager_in(tmp_path)) == TOTALS[-1]
 
 
 def test_a_job_that_names_no_epoch_notes_nothing(tmp_path: Path) -> None:

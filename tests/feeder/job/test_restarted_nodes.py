@@ -89,18 +89,6 @@ def test_an_epoch_of_a_lost_workspace_is_not_loaded(tmp_path: Path, db_type: str
         assert session.fetch(NODES[1], ["total"])["total"] == TOTALS[-1]
 
 
-def test_an_epoch_is_loaded_where_the_one_before_is_gone_or_has_less(tmp_path: Path) -> None:
-    manager = MultiNodeCheckpointManager(tmp_path)
-    with LocalSession() as session:
-        JobRunner(jobs.make_three(), manager).train(session)
-        (tmp_path / "trainer_0.1").unlink()
-        (tmp_path / "trainer_1.1").write_bytes(b"damaged")
-        for node in NODES:
-            (tmp_path / f"{node}.3").unlink()
-        for epoch in (0, 2, 4):
-            session.run(manager.load(epoch))
-
-
 def replace_part(manager: MultiNodeCheckpointManager, epoch: int, entries: dict[str, Any]) -> None:
     """Commit an epoch again, with another part of trainer_1."""
     place, manifest = manager._find(epoch)

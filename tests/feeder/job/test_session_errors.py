@@ -20,7 +20,6 @@ from feeder.job import (
     LocalHostSession,
     LocalSession,
     MultiNodeCheckpointManager,
-    RaySession,
     Task,
     TaskGroup,
 )
@@ -31,13 +30,6 @@ from jobs import NODES
 def test_a_factory_that_is_no_name_is_refused(tmp_path: Path, factory: Any) -> None:
     with pytest.raises(feeder.ConfigError, match=r"factory is .*, expected 'MODULE:ATTR'"):
         LocalHostSession(factory, tmp_path)
-
-
-@pytest.mark.process
-@pytest.mark.needs("ray")
-def test_a_ray_session_refuses_the_same() -> None:
-    with pytest.raises(feeder.ConfigError, match=r"factory is 'jobs', expected 'MODULE:ATTR'"):
-        RaySession("jobs")
 
 
 @pytest.mark.parametrize(
@@ -53,15 +45,6 @@ def test_a_ray_session_refuses_the_same() -> None:
 )
 def test_a_node_that_cannot_make_the_job_says_why(factory: str, message: str) -> None:
     with jobs.Actors(factory) as session, pytest.raises(feeder.ConfigError, match=message):
-        session.open(jobs.make_job(NODES[1]))
-
-
-@pytest.mark.process
-def test_a_process_that_cannot_make_the_job_says_why(tmp_path: Path) -> None:
-    with (
-        LocalHostSession("no_such_module:make", tmp_path) as session,
-        pytest.raises(feeder.ConfigError, match="no module 'no_such_module' is found"),
-    ):
         session.open(jobs.make_job(NODES[1]))
 
 
@@ -153,16 +136,6 @@ def test_a_stop_condition_may_be_an_array_and_must_be_there() -> None:
         JobRunner(job).train(session)
 
 
-def test_nodes_work_at_the_same_time() -> None:
-    barrier = threading.Barrier(3)
-    with Job() as job:
-        for node in NODES:
-            Task(lambda workspace: barrier.wait(60.0), node=node)
-    feeder.job.epoch_limiter(job, 2)
-    with LocalSession() as session:
-        assert JobRunner(job).train(session) == 2
-
-
 def test_a_node_that_fails_does_not_wait_for_one_that_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -224,13 +197,6 @@ def test_a_node_whose_runner_is_gone_ends(tmp_path: Path) -> None:
         for end in ends:
             assert select.select([end], [], [], 60.0)[0], "a node has outlived its runner"
             os.close(end)
-
-
-def test_what_is_fetched_is_a_copy() -> None:
-    with LocalSession() as session:
-        JobRunner(jobs.make_three()).train(session)
-        session.fetch(NODES[0], ["total"])["total"][:] = 0
-        assert session.fetch(NODES[0], ["total"])["total"] == jobs.TOTALS[-1]
 
 
 def test_a_job_that_would_never_end_is_refused() -> None:

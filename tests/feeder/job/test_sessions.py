@@ -29,7 +29,6 @@ def totals(session: Any) -> list[int]:
     return [int(session.fetch(node, ["total"])["total"][0]) for node in NODES]
 
 
-LMDB = pytest.mark.needs("lmdb")
 ON_RAY = pytest.param("ray", marks=[pytest.mark.process, pytest.mark.foreign_sockets])
 everywhere = pytest.mark.parametrize(
     "place",
@@ -68,25 +67,6 @@ def test_totals_are_those_of_the_original_in_fresh_sessions(
             for epoch, total in enumerate(TOTALS, start=1):
                 session.run(manager.load(epoch))
                 assert totals(session) == [total] * 3
-
-
-def test_one_manager_serves_all_runs(place: Any, tmp_path: Path) -> None:
-    job, manager = jobs.make_three(), manager_in(tmp_path)
-    with place.session("make_three", tmp_path) as session:
-        for start in (None, *range(1, NUM_EPOCHS + 1)):
-            assert JobRunner(job, manager, start).train(session) == NUM_EPOCHS
-            assert totals(session) == [TOTALS[-1]] * 3
-
-
-def test_groups_and_tasks_run_in_their_order_and_after_a_resume_all_but_the_init_group(
-    place: Any, tmp_path: Path
-) -> None:
-    for start in (None, 1):
-        with place.session("make_marked", tmp_path) as session:
-            JobRunner(jobs.make_marked(), manager_in(tmp_path), start).train(session)
-            for node in NODES:
-                marks = session.fetch(node, ["marks"])["marks"].tolist()
-                assert marks == [0, 1, 2, 1, 2, 3, 4]
 
 
 @everywhere
@@ -160,18 +140,6 @@ def test_a_bug_in_what_is_saved_is_no_failed_save(place: Any, tmp_path: Path) ->
     ):
         runner.train(session)
     assert runner.failed_saves == []
-
-
-def test_epochs_go_on_where_nothing_can_be_saved(
-    place: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    missing = tmp_path / "missing" / "checkpoints"
-    runner = JobRunner(jobs.make_three(), MultiNodeCheckpointManager(missing))
-    with place.session("make_three", tmp_path) as session:
-        assert runner.train(session) == NUM_EPOCHS
-        assert totals(session) == [TOTALS[-1]] * 3
-    assert runner.failed_saves == [0, 1, 2, 3, 4]
-    assert caplog.text.count("is not saved") == 5
 
 
 def test_a_save_that_fails_on_one_node_commits_nothing(place: Any, tmp_path: Path) -> None:

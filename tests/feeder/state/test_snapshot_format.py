@@ -16,7 +16,6 @@ import feeder
 from small import Pure, ids, make
 
 HEAD_BYTES = 36
-TOKEN_HEAD_BYTES = 11
 
 
 def feed_to(step: int) -> feeder.Coordinator:
@@ -167,24 +166,6 @@ def test_a_snapshot_goes_through_bytes_and_a_file_unchanged(tmp_path: Path) -> N
             assert ids(resumed["train"]) == wanted
 
 
-def test_a_snapshot_does_not_change_when_the_feed_runs_on() -> None:
-    with make(Pure()) as coordinator:
-        next(coordinator["train"])
-        snapshot = coordinator.snapshot()
-        data = bytes(snapshot)
-        list(coordinator["train"])
-        assert bytes(snapshot) == data
-        assert bytes(coordinator.snapshot()) != data
-    assert bytes(snapshot) == data
-
-
-def test_a_checkpoint_overwrites_the_one_before(tmp_path: Path) -> None:
-    path = tmp_path / "feed.snap"
-    feed_to(1).checkpoint(path)
-    snapshot = feed_to(2).checkpoint(str(path))
-    assert path.read_bytes() == bytes(snapshot)
-
-
 @pytest.mark.parametrize("name", ["missing/feed.snap", "folder"])
 def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
@@ -233,26 +214,6 @@ def test_a_snapshot_says_where_its_feeds_stand() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [">i4", "f2", "U3", "S2", "M8[ms]", "?", "c16", "i4,f8"])
-def test_leftover_rows_of_any_dtype_are_held(dtype: str) -> None:
-    rows = np.zeros((5, 2), dtype) if "," in dtype else np.arange(10).reshape(5, 2).astype(dtype)
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index:
-            raise StopIteration
-        return (rows,)
-
-    with make(fetch, ["x"]) as coordinator:
-        next(coordinator["train"])
-        data = bytes(coordinator.snapshot())
-    (left,) = feeder.Snapshot.from_bytes(data).states[0].rows or ()
-    assert (left.shape, left.dtype) == ((1, 2), rows.dtype.newbyteorder("="))
-    assert np.array_equal(left, rows[4:])
-    with make(fetch, ["x"], resume=data) as resumed:
-        (batch,) = resumed["train"]
-        assert np.array_equal(batch["x"], rows[4:])
-
-
 @pytest.mark.parametrize("row_bytes", [65_535, 65_537, 2**20 + 1])
 def test_every_byte_of_large_leftover_rows_is_in_the_digest(row_bytes: int) -> None:
     rows = np.random.default_rng(row_bytes).integers(0, 256, (5, row_bytes), np.uint8)
@@ -268,10 +229,3 @@ def test_every_byte_of_large_leftover_rows_is_in_the_digest(row_bytes: int) -> N
         with pytest.raises(feeder.SnapshotFormatError, match="corrupt"):
             by_snapshot(bytes(damaged))
         damaged[at] ^= 1
-
-
-def test_a_token_is_loaded_as_a_state_dict() -> None:
-    coordinator = make(Pure())
-    coordinator.load_state_dict({"feeder": token_bytes()})
-    with coordinator:
-        assert ids(coordinator["train"])[:2] == [102, 103]

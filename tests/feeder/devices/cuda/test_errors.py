@@ -311,21 +311,6 @@ def test_a_device_that_fails_at_the_start_is_told(machine: Machine, what: str) -
             assert str(error.__cause__) == "the device is lost"
 
 
-def test_batches_before_an_error_arrive_and_the_position_is_theirs(machine: Machine) -> None:
-    with on("cuda:0") as coordinator:
-        feed = coordinator["train"]
-        for step in range(11):
-            assert next(feed).step == step
-        machine.failing["copy"] = StandinError("lost")
-        steps, _ = fail_of(feed)
-        assert steps == list(range(11, 11 + len(steps)))
-        position = coordinator.snapshot()
-        assert position.states[0].summary[2] == 11 + len(steps)
-        machine.failing.clear()
-    with on("cuda:0", resume=position) as coordinator:
-        assert next(coordinator["train"]).step == 11 + len(steps)
-
-
 def test_nothing_comes_after_the_end(machine: Machine) -> None:
     driver = machine.open("cuda:0", 0)
     queue = CudaQueue(driver, str, depth=2, hold=2, lower="nothing")
@@ -345,21 +330,6 @@ def test_nothing_comes_after_the_end(machine: Machine) -> None:
     finally:
         queue.close()
         queue.join(5.0)
-
-
-def test_an_error_of_the_fetch_function_comes_after_the_batches_before_it(
-    machine: Machine,
-) -> None:
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 9:
-            raise ValueError("torn")
-        return (np.arange(4) + 4 * call.index,)
-
-    with make(fetch, devices=("cuda:0", "cuda:1"), depth=2) as coordinator:
-        asides = [Aside(lambda i=i: fail_of(coordinator["train"].on(i))) for i in range(2)]
-        told = [aside.result() for aside in asides]
-    assert [steps for steps, _ in told] == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
-    assert {type(error) for _, error in told} == {feeder.FetchError}
 
 
 @pytest.mark.served

@@ -109,16 +109,6 @@ def test_a_copy_takes_a_bounded_number_of_batches() -> None:
     assert [len(load(traffic).slots), len(load(traffic).slots)] == [MAX_RUN, 3]
 
 
-def test_no_copy_begins_without_a_free_slot() -> None:
-    traffic, slots = traffic_of(2)
-    traffic.filled.extend(batch(i) for i in range(3))
-    assert steps(load(traffic)) == [0, 1]
-    assert not traffic.can_load
-    traffic.let_go(slots[1], object())
-    assert traffic.can_load
-    assert load(traffic).slots == [slots[1]]
-
-
 def test_a_copy_comes_after_all_who_left_its_slots_each_event_once() -> None:
     traffic, slots = traffic_of(4)
     traffic.filled.extend(batch(i) for i in range(4))
@@ -141,13 +131,6 @@ def test_slots_of_a_size_before_are_forgotten_as_they_come_back() -> None:
     traffic.filled.extend([batch(1), batch(2), batch(3)])
     assert [load(traffic).slots, load(traffic).slots] == [[large[0]], [large[1]]]
     assert not traffic.can_load
-
-
-def test_the_first_batch_wants_slots() -> None:
-    traffic = Traffic()
-    assert (traffic.wants_slots_of, traffic.can_load) == (0, False)
-    traffic.filled.append(batch(0))
-    assert (traffic.wants_slots_of, traffic.can_load) == (128, False)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +160,3 @@ def test_every_state_can_be_left_for_another(table: dict[str, dict[str, str]]) -
     reached = {state for moves in table.values() for state in moves.values()} | {"free"}
     assert set(table) == reached
     assert all(table.values())
-
-
-def test_a_slot_knows_what_is_in_it() -> None:
-    traffic, (slot, *_) = traffic_of(1)
-    traffic.filled.append(batch(0, num_bytes=70))
-    load(traffic)
-    assert (slot.length, slot.layout.num_bytes, slot.run) == (70, 128, 1)

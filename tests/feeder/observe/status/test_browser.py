@@ -101,21 +101,6 @@ def test_names_and_errors_are_text(browser: Browser) -> None:
         assert browser.complaints() == []
 
 
-def test_it_survives_the_feeds_end(browser: Browser) -> None:
-    coordinator = make(Pure(5, 4))
-    with coordinator.serve_status() as port:
-        browser.open(port.url)
-        state = "document.querySelector('.pill').textContent"
-        browser.wait_for(f"{state} === 'waiting'")
-        with coordinator:
-            browser.wait_for(f"{state} === 'running'")
-            list(coordinator["train"])
-            browser.wait_for(f"{state} === 'ended'")
-        browser.wait_for("document.querySelector('[data-is=kind]').textContent === 'ended'")
-        assert browser.text("[data-is=handed]") == "5"
-        assert browser.complaints() == []
-
-
 def test_it_survives_the_servers_restart(browser: Browser) -> None:
     def factory() -> feeder.Coordinator:
         return make(Pure(100_000, 4), coordinator=feeder.Coordinator())
@@ -220,19 +205,3 @@ def test_it_shows_how_far_the_epoch_is_and_when_it_ends(browser: Browser) -> Non
         finally:
             over.set()
             trainer.join(WAIT_S)
-
-
-def test_it_is_dark_where_the_system_is(browser: Browser) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    seen = {}
-    with StatusPort(0, lambda: figures(feed())) as port:
-        try:
-            for scheme in ("light", "dark"):
-                features = [{"name": "prefers-color-scheme", "value": scheme}]
-                browser.open(port.url)
-                browser.tell("Emulation.setEmulatedMedia", features=features)
-                browser.wait_for("document.querySelectorAll('.feed').length === 1")
-                seen[scheme] = [int(part) for part in re.findall(r"\d+", browser.run(ground))[:3]]
-        finally:
-            browser.tell("Emulation.setEmulatedMedia", features=[])
-    assert min(seen["light"]) > 200 and max(seen["dark"]) < 60
