@@ -11,37 +11,21 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
 from crashes.positions import snapshot_at, step_of
-from feeder.checkpoint.format import Receipt
 from feeder.checkpoint.local import WriterLock
 from feeder.checkpoint.store import CheckpointStore
 from project import ROOT
 from sealing import reseal
-from small import WAIT_S, Aside
+from small import WAIT_S
 
 
 def modes(folder: Path) -> dict[str, str]:
     """Return the rights of a folder and all in it."""
     paths = [folder, *folder.rglob("*")]
     return {path.name: oct(stat.S_IMODE(path.lstat().st_mode)) for path in paths}
-
-
-def test_what_is_put_is_got_back(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path / "store") as store:
-        receipt = store.put(
-            "job/trainer_0.1", {"rows": np.arange(3), "text": b"some"}, meta={"epoch": 1}
-        )
-        loaded = store.get("job/trainer_0.1")
-    assert loaded.entries.keys() == {"rows", "text"}
-    assert np.array_equal(loaded.entries["rows"], np.arange(3))
-    assert (loaded.entries["text"], loaded.meta) == (b"some", {"epoch": 1})
-    size = (tmp_path / "store/job/trainer_0.1").stat().st_size
-    assert receipt == Receipt(name=loaded.name, num_bytes=loaded.num_bytes, digest=loaded.digest)
-    assert (receipt.name, receipt.num_bytes, len(receipt.digest)) == ("job/trainer_0.1", size, 16)
 
 
 def test_some_entries_are_read_alone_and_the_others_not_at_all(tmp_path: Path) -> None:
@@ -239,26 +223,6 @@ def test_a_folder_whose_own_folder_is_missing_is_a_mistake(tmp_path: Path) -> No
 # ---- the sequence of a writer
 
 
-def test_the_newest_that_is_whole_is_loaded_and_the_oldest_are_retired(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with CheckpointStore(tmp_path, keep=3) as store:
-        names = [store.save(snapshot_at(step), step=10 * step) for step in range(5)]
-        assert names == [f"feed.{n:08d}" for n in range(5)]
-        assert store.names() == names[2:]
-        assert step_of(store.load()) == 4
-        assert step_of(store.load(names[2])) == 2
-        assert store.get(names[3]).meta == {"step": 30, "feeds": {"train[0]": 3}}
-        (tmp_path / names[4]).write_bytes((tmp_path / names[4]).read_bytes()[:-1])
-        (tmp_path / names[3]).write_bytes(b"")
-        assert step_of(store.load()) == 2
-        for name in names[3:]:
-            assert f"passed over: checkpoint {str(tmp_path / name)!r} is damaged" in caplog.text
-        # What is damaged is not what is kept in place of what is whole, once there is more.
-        assert store.save(snapshot_at(5)) == "feed.00000005"
-    assert step_of(CheckpointStore(tmp_path).load()) == 5
-
-
 def test_where_all_are_damaged_nothing_is_begun_anew_in_silence(tmp_path: Path) -> None:
     with CheckpointStore(tmp_path) as store:
         with pytest.raises(feeder.CheckpointError) as caught:
@@ -299,27 +263,6 @@ def test_two_writers_of_one_name_are_refused_with_the_first_ones_name(tmp_path: 
         assert step_of(second.load()) == 1  # to read needs no right
         store.close()
         assert second.save(snapshot_at(2)) == "feed.00000001"
-
-
-def test_writers_of_different_names_write_at_the_same_time(tmp_path: Path) -> None:
-    stores = [CheckpointStore(tmp_path, keep=2, writer=f"node_{i}") for i in range(4)]
-
-    def write(store: CheckpointStore) -> None:
-        for step in range(5):
-            store.save(snapshot_at(step))
-            store.put(f"job/{step}/{store.writer}", {"step": np.array(step)})
-
-    try:
-        writers = [Aside(lambda store=store: write(store)) for store in stores]  # type: ignore[misc]
-        for writer in writers:
-            writer.result()
-        for store in stores:
-            assert step_of(store.load()) == 4
-            assert store.names(f"{store.writer}.") == [f"{store.writer}.{n:08d}" for n in (3, 4)]
-        assert len(stores[0].names("job/")) == 20
-    finally:
-        for store in stores:
-            store.close()
 
 
 @pytest.mark.process

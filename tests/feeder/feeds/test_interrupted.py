@@ -272,20 +272,3 @@ def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> Non
     queue.close()
     writer.join()
     assert not is_stuck
-
-
-@pytest.mark.usefixtures("exact_bound")
-def test_who_makes_batches_is_woken_though_another_was_to_be() -> None:
-    with factory(max_buffered_batches=1) as coordinator:
-        feed, ids = coordinator["train"], list[int]()
-        channel = feed.streams[0].pipeline.channel
-        while not channel._room._waiters:
-            threading.Event().wait(0.001)
-        stale = threading.Lock()
-        stale.acquire()
-        with channel._lock:
-            channel._room._waiters.appendleft(stale)
-        reader = threading.Thread(target=read, args=(feed, ids))
-        reader.start()
-        reader.join(5.0)
-        assert not reader.is_alive() and ids == list(range(NUM_BATCHES))

@@ -164,19 +164,6 @@ def test_a_server_says_so_where_the_arrays_of_all_calls_are_kept() -> None:
             assert batch["x"].all()
 
 
-@both
-def test_the_call_has_no_place_once_it_has_returned(running: Any) -> None:
-    calls = []
-
-    def fetch(call: Call) -> Any:
-        calls.append((call, call.out is not None))
-        return give(call)
-
-    assert all_of(running, fetch) == WHOLE
-    assert any(had for _, had in calls)
-    assert all(call.out is None for call, _ in calls)
-
-
 Way = Callable[[Call, np.ndarray, np.ndarray], Any]
 
 
@@ -187,14 +174,6 @@ def swapped(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
         return x, y
     out["x"][:], out["y"][:] = y, x
     return {"x": out["y"], "y": out["x"]}
-
-
-def reversed_rows(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
-    out = call.out
-    if out is None:
-        return x, y
-    out["x"][:], out["y"][:] = x[::-1], y
-    return {"x": out["x"][::-1], "y": out["y"]}
 
 
 def one_twice(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
@@ -220,12 +199,6 @@ def of_the_call_before(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
 
 
 last: list[Any] = []
-
-
-def other_memory(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
-    for array in (call.out or {}).values():
-        array[:] = -1
-    return x, y
 
 
 def as_a_subclass(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
@@ -256,10 +229,7 @@ def read_as_bytes(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
     return array, y
 
 
-WAYS = (
-    swapped, reversed_rows, one_twice, of_the_call_before, other_memory, as_a_subclass,
-    in_other_bytes, read_as_bytes,
-)  # fmt: skip
+WAYS = (swapped, one_twice, of_the_call_before, as_a_subclass, in_other_bytes, read_as_bytes)
 
 
 @both
@@ -276,46 +246,6 @@ def test_whatever_is_returned_is_the_batch(running: Any, way: Way, batch_size: i
     last.clear()
     assert [row for x, _ in batches for row in x] == WHOLE
     assert [-row for _, y in batches for row in y] == WHOLE
-
-
-def test_without_the_setting_empty_gives_memory_that_is_used_again() -> None:
-    addresses = set()
-
-    def fetch(call: Call) -> Any:
-        assert call.out is None
-        if call.index >= 50:
-            raise StopIteration
-        array = call.empty((4, 200_000), np.uint8)
-        assert call.empty(3, np.int16).shape == call.empty(np.int64(3), np.int16).shape == (3,)
-        array[:] = 1 + call.index
-        addresses.add(array.ctypes.data)
-        return (array,)
-
-    with in_process(fetch, rows_per_call=None, max_buffered_batches=2) as feed:
-        assert [int(batch["x"].min()) for batch in feed] == list(range(1, 51))
-    assert len(addresses) < 25
-
-
-def test_the_bound_holds() -> None:
-    """What is buffered stays below it, and slots that are taken ahead are few."""
-    addresses = set()
-
-    def fetch(call: Call) -> Any:
-        array = call.empty((1, 100_000), np.uint8)
-        addresses.add(array.ctypes.data)
-        if call.index >= 200:
-            raise StopIteration
-        array[:] = 1 + call.index
-        return (array,)
-
-    settings: dict[str, Any] = {"batch_size": 1, "rows_per_call": 1, "num_threads": 4}
-    with in_process(
-        fetch, max_buffered_batches=100, max_buffered_bytes=600_000, **settings
-    ) as feed:
-        assert [int(batch["x"][0, 0]) for batch in feed] == list(range(1, 201))
-        assert feed.stats()["peak_buffered_bytes"] <= 1_000_000
-    # Six are buffered, four are written, one is taken and one is the user's.
-    assert len(addresses) < 40
 
 
 @pytest.mark.parametrize("debug", ("", "1"))

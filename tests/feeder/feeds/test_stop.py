@@ -7,7 +7,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
@@ -36,22 +35,6 @@ class Endless:
         if self._left <= 0:
             self.called.set()
         return self._result
-
-
-ROWS = (np.ones(4, np.int64),)
-
-
-@pytest.mark.usefixtures("exact_bound")
-@pytest.mark.parametrize("num_workers", [1, 8])
-@pytest.mark.parametrize("taken", [0, 1, 5])
-def test_fetchers_that_are_blocked_at_the_bound_end(num_workers: int, taken: int) -> None:
-    fetch = Endless(taken + 3 + 2 * num_workers, ROWS)
-    coordinator = make(fetch, max_buffered_batches=2, num_worker_threads=num_workers)
-    coordinator.start()
-    for _ in range(taken):
-        next(coordinator["train"])
-    assert not fetch.called.wait(0.05)
-    stop_fast(coordinator)
 
 
 def test_a_fetch_function_that_returns_none_does_not_hold_up_the_stop() -> None:

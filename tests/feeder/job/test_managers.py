@@ -126,13 +126,6 @@ def test_a_job_that_was_put_back_goes_on_from_there(tmp_path: Path, db_type: str
     assert train(tmp_path, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
 
 
-def test_a_finished_job_that_is_resumed_still_downloads_and_exits(tmp_path: Path) -> None:
-    for _ in range(2):
-        with LocalSession() as session:
-            assert JobRunner(jobs.make_marked(), manager_in(tmp_path)).train(session) == 2
-            assert session.fetch(NODES[0], ["marks"])["marks"].tolist() == [0, 1, 2, 1, 2, 3, 4]
-
-
 def test_a_limit_that_was_raised_lets_a_finished_job_go_on(tmp_path: Path) -> None:
     for limit, ends in ((1, (1, TOTALS[0])), (1, (1, TOTALS[0])), (3, (3, TOTALS[2]))):
         job = jobs.make_three()
@@ -204,17 +197,6 @@ def test_an_lmdb_needs_a_folder(tmp_path: Path) -> None:
         manager_in(tmp_path).set_params(NODES, path_prefix="s3://bucket/run1-", path_type="lmdb")
 
 
-def test_a_folder_may_be_a_url(tmp_path: Path, db_type: str) -> None:
-    manager = MultiNodeCheckpointManager(f"{tmp_path.as_uri()}/a%20b", db_type)
-    with LocalSession() as session:
-        assert JobRunner(jobs.make_three(), manager).train(session) == NUM_EPOCHS
-    assert (tmp_path / "a b" / "trainer_2.4").is_file()
-    train(tmp_path / "a%20b", db_type=db_type)
-    assert (tmp_path / "a%20b" / "trainer_2.4").is_file()
-    with pytest.raises(feeder.ConfigError, match=r"names host 'other', expected file:///PATH"):
-        MultiNodeCheckpointManager("file://other/path", db_type)
-
-
 @pytest.mark.parametrize("db_type", ["file"], indirect=True)
 def test_an_epoch_that_is_not_there_is_named_with_those_that_are(
     trained: Path, db_type: str
@@ -252,14 +234,6 @@ def test_a_manifest_whose_part_is_missing_names_it(trained: Path, db_type: str) 
     )
 
 
-@pytest.mark.parametrize("db_type", ["file"], indirect=True)
-def test_a_manifest_whose_part_is_another_names_it(trained: Path, db_type: str) -> None:
-    (trained / "trainer_1.3").rename(trained / "trainer_1.2")
-    with pytest.raises(feeder.CheckpointError) as caught:
-        train(trained, 2, db_type=db_type)
-    assert f"its part {str(trained / 'trainer_1.2')!r} is another than it says" in str(caught.value)
-
-
 def test_a_part_that_is_exchanged_at_the_last_moment_is_not_loaded(
     trained: Path, db_type: str
 ) -> None:
@@ -271,32 +245,6 @@ def test_a_part_that_is_exchanged_at_the_last_moment_is_not_loaded(
         (trained / "trainer_1.3").rename(trained / "trainer_1.2")
         with pytest.raises(feeder.CheckpointError, match="is another than its manifest says"):
             session.run(loading)
-
-
-@pytest.mark.parametrize("db_type", ["file"], indirect=True)
-def test_a_link_is_neither_read_nor_written_through(trained: Path, db_type: str) -> None:
-    outside = trained.parent / "outside"
-    (trained / "trainer_1.2").rename(outside)
-    (trained / "trainer_1.2").symlink_to(outside)
-    before = outside.read_bytes()
-    with pytest.raises(feeder.CheckpointError, match="symbolic links are not followed"):
-        train(trained, 2, db_type=db_type)
-    runner = JobRunner(jobs.make_three(), manager_in(trained, db_type), 1)
-    with LocalSession() as session:
-        runner.train(session)
-    assert (runner.failed_saves, outside.read_bytes()) == ([2], before)
-
-
-@pytest.mark.parametrize("db_type", ["file"], indirect=True)
-def test_a_file_that_is_no_checkpoint_is_left_where_it_is(
-    tmp_path: Path, db_type: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "trainer_1.2").write_text("the only copy of a thesis" * 9)
-    runner = JobRunner(jobs.make_three(), manager_in(tmp_path, db_type))
-    with LocalSession() as session:
-        assert runner.train(session) == NUM_EPOCHS
-    assert runner.failed_saves == [2] and str(tmp_path / "trainer_1.2") in caplog.text
-    assert (tmp_path / "trainer_1.2").read_text().startswith("the only copy")
 
 
 def test_a_newer_manifest_is_refused(tmp_path: Path) -> None:
@@ -327,18 +275,6 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, meta: dict[str, Any], wh
     with pytest.raises(feeder.CheckpointError, match="is no manifest of an epoch") as caught:
         train(tmp_path)
     assert what in str(caught.value) and "move it away" in str(caught.value)
-
-
-def test_two_writers_are_kept_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with CheckpointStore(tmp_path, writer=NODES[1]) as other:
-        other.put("something", {})
-        runner = JobRunner(jobs.make_three(), manager_in(tmp_path))
-        with LocalSession() as session:
-            assert runner.train(session) == NUM_EPOCHS
-        assert runner.failed_saves == [0, 1, 2, 3, 4]
-        assert f"{str(tmp_path)!r} has a writer 'trainer_1' already, process" in caplog.text
-        with pytest.raises(feeder.CheckpointError, match="has a writer 'trainer_1' already"):
-            train(tmp_path, on_save_error="raise")
 
 
 def test_a_run_that_was_overtaken_saves_nothing_more(

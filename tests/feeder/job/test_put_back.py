@@ -78,15 +78,6 @@ def test_it_is_noted_before_anything_is_loaded(tmp_path: Path) -> None:
     assert manager_in(tmp_path).get_resume_from_epoch_id() == 1
 
 
-def test_a_job_that_names_no_epoch_notes_nothing(tmp_path: Path) -> None:
-    train(manager_in(tmp_path))
-    os.truncate(tmp_path / "trainer_2.4", 100)
-    before = sorted(os.listdir(tmp_path / "manifests"))
-    with LocalSession() as session, pytest.raises(Killed):
-        JobRunner(job_killed_in_its_first_epoch(), manager_in(tmp_path)).train(session)
-    assert sorted(os.listdir(tmp_path / "manifests")) == before
-
-
 def test_what_cannot_be_noted_is_told_or_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -207,35 +207,3 @@ def test_a_job_that_would_never_end_is_refused() -> None:
         pytest.raises(feeder.ConfigError, match="the job would never end; give it a stop cond"),
     ):
         JobRunner(job).train(session)
-
-
-def test_what_is_not_there_is_not_fetched_and_the_session_goes_on() -> None:
-    for session in (LocalSession(), jobs.Actors()):
-        with session:
-            session.open(jobs.make_three())
-            with pytest.raises((KeyError, feeder.RemoteError), match="no 'sum' in this workspace"):
-                session.fetch(NODES[0], ["sum"])
-            session.open(session._job)
-
-
-@pytest.mark.process
-@pytest.mark.foreign_sockets
-@pytest.mark.parametrize("place", ["ray"], indirect=True)
-def test_an_actor_that_is_gone_ends_the_job_which_is_resumed(place: Any, tmp_path: Path) -> None:
-    manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
-
-    class Losing(MultiNodeCheckpointManager):
-        def save(self, epoch: int) -> Any:
-            if epoch == 2:
-                session._ray.kill(session._actors[NODES[1]])
-            return super().save(epoch)
-
-    with (
-        place.session("make_three", tmp_path) as session,
-        pytest.raises(feeder.RemoteError, match="node 'trainer_1' is gone: "),
-    ):
-        JobRunner(jobs.make_three(), Losing(tmp_path / "checkpoints")).train(session)
-    with place.session("make_three", tmp_path) as session:
-        runner = JobRunner(jobs.make_three(), manager)
-        assert (runner.train(session), runner.resume_from_epoch) == (jobs.NUM_EPOCHS, 1)
-        assert session.fetch(NODES[1], ["total"])["total"] == jobs.TOTALS[-1]

@@ -13,9 +13,7 @@ import feeder
 import jobs
 from feeder.job import (
     JobRunner,
-    LocalSession,
     MultiNodeCheckpointManager,
-    Session,
     StoreMetadata,
     ray_session,
 )
@@ -212,31 +210,6 @@ def test_an_epoch_is_done_again_so_often_and_no_more(
     ):
         runner.train(session)
     assert manager.get_resume_from_epoch_id() == 1
-
-
-def test_a_retry_does_not_go_on_from_an_epoch_that_was_put_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it cannot be noted that the job was put back, its later epochs are still there."""
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
-    with LocalSession() as session:
-        assert JobRunner(jobs.make_failing(), manager).train(session) == NUM_EPOCHS
-    failing(tmp_path, "raise")
-    monkeypatch.setattr(manager, "put_back", lambda epoch: None)
-    monkeypatch.setattr(manager, "cp_accessible", lambda *given: False)
-    done: list[int] = []
-    runner = JobRunner(jobs.make_failing(), manager, resume_from_epoch=1, retries=1)
-    run_epoch = runner._run_epoch
-
-    def noted(session: Session, epoch: int) -> bool:
-        done.append(epoch)
-        return run_epoch(session, epoch)
-
-    monkeypatch.setattr(runner, "_run_epoch", noted)
-    with LocalSession() as session:
-        assert runner.train(session) == NUM_EPOCHS
-    assert done == [2, *range(2, NUM_EPOCHS + 1)]
 
 
 def test_retries_need_something_to_go_back_to() -> None:

@@ -13,13 +13,11 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.devices.cuda.queue import CudaQueue
 from feeder.service.protocol import events
 from feeder.service.server.group import ConsumerGroup
 from small import WAIT_S, Aside, Pure, make
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinError, assert_sound, installed
-from standin.numbered import registered_batch
 
 
 @pytest.fixture
@@ -309,27 +307,6 @@ def test_a_device_that_fails_at_the_start_is_told(machine: Machine, what: str) -
             steps, error = fail_of(feed.on(i))
             assert (steps, type(error)) == ([], feeder.DeviceError)
             assert str(error.__cause__) == "the device is lost"
-
-
-def test_nothing_comes_after_the_end(machine: Machine) -> None:
-    driver = machine.open("cuda:0", 0)
-    queue = CudaQueue(driver, str, depth=2, hold=2, lower="nothing")
-    errors = [feeder.FeedError("first"), feeder.FeedError("second")]
-    queue.put([registered_batch(driver)])
-    queue.finish(errors[0])
-    queue.put([registered_batch(driver)])
-    queue.finish(errors[1])
-    queue.start()
-    try:
-        (batch,) = queue.get()  # type: ignore[misc]
-        assert queue.receive(batch)["x"].tolist() == list(range(64))
-        queue.given = None
-        for _ in range(2):
-            with pytest.raises(feeder.FeedError, match="first"):
-                queue.get()
-    finally:
-        queue.close()
-        queue.join(5.0)
 
 
 @pytest.mark.served

@@ -15,7 +15,7 @@ import parts
 from feeder.devices.cuda.copier import Copier
 from feeder.devices.cuda.leases import Leases
 from feeder.devices.routed import HOLD
-from small import WAIT_S, Aside, Held, Pure, ids, make
+from small import Aside, Pure, ids, make
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinDriver, assert_sound, installed
 
@@ -267,18 +267,6 @@ def test_a_stop_is_quick_wherever_the_threads_wait(machine: Machine, num_taken: 
         assert stopping.result() is True
         with pytest.raises(feeder.ClosedError):
             next(feed)
-
-
-def test_a_user_who_waits_is_woken_by_a_stop(machine: Machine) -> None:
-    fetch = Held(chunks_before=2)
-    with make(fetch, devices=("cuda:0",), num_worker_threads=1) as coordinator:
-        feed = coordinator["train"]
-        taker = Aside(lambda: list(feed))
-        assert fetch.entered.wait(WAIT_S)
-        Aside(lambda: coordinator["train"].streams[0].close()).result()
-        with pytest.raises(feeder.ClosedError):
-            taker.result()
-        fetch.release()
 
 
 # ---- places of calls
