@@ -129,7 +129,7 @@ def test_a_test_that_costs_more_than_its_mark_says_fails(pytester: pytest.Pytest
     [
         ("tests/feeder/job/test_sessions.py::test_array[x]", "tests/feeder/job/test_sessions.py"),
         ("tests/feeder/job/test_sessions.py::test_a[ray-file]", "a Ray cluster"),
-        ("tests/feeder/job/test_put_back.py::test_b[file-ray]", "a Ray cluster"),
+        ("tests/feeder/job/test_managers.py::test_b[file-ray]", "a Ray cluster"),
         (
             "tests/conformance/test_stream.py::test_c[3-pure]",
             "tests/conformance/test_stream.py::test_c",

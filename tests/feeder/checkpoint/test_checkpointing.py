@@ -15,7 +15,7 @@ from feeder.checkpoint.feed_meta import check_steps
 from feeder.checkpoint.format import Receipt
 from feeder.checkpoint.store import CheckpointStore
 from feeder.devices.host import HostQueue
-from small import WAIT_S, Aside, Counted, Pure, ids, make
+from small import WAIT_S, Counted, Pure, ids, make
 
 
 class Watched(CheckpointStore):
@@ -70,16 +70,6 @@ def rest_after(step: int) -> list[int]:
 # ---- on demand
 
 
-def test_a_position_is_stored_in_a_store_with_the_trainers_step(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path) as store, make(Pure(num_calls=33)) as coordinator:
-        for step in range(3):
-            next(coordinator["train"])
-            snapshot = coordinator.checkpoint(store, step=100 + step)
-        assert bytes(store.load()) == bytes(snapshot)
-        assert [store.get(name).meta["step"] for name in store.names()] == [100, 101, 102]
-        assert steps(store) == [1, 2, 3]
-
-
 def test_a_coordinator_stores_in_its_own_place(tmp_path: Path) -> None:
     coordinator = feeder.Coordinator(checkpoints=tmp_path / "run")
     coordinator.checkpoint(step=1)  # before there is a feed, and before it is started
@@ -122,6 +112,14 @@ def test_where_writing_is_slower_than_asking_the_newest_is_written(
     assert steps(store) == [1, 4]
     assert coordinator.checkpoint_stats()["skipped_saves"] == 2
     assert "asked for faster than they are written: that of step 1 is left out" in caplog.text
+
+
+def test_what_is_asked_for_is_written_before_a_stop_returns(tmp_path: Path) -> None:
+    store = Watched(tmp_path)
+    with with_policy(store) as coordinator:
+        next(coordinator["train"])
+        coordinator.checkpoint(wait=False)
+    assert steps(store) == [1]
 
 
 def test_without_a_place_it_is_refused_and_not_left_out_in_silence() -> None:
@@ -464,43 +462,6 @@ def test_a_forked_child_has_no_thread_and_writes_nothing(tmp_path: Path) -> None
 
 
 # ---- several nodes: their feeds are cut at the same step, and others are not resumed from
-
-
-NODES = ("trainer_0", "trainer_1", "trainer_2")
-
-
-def make_node(folder: Path, node: str, **settings: Any) -> feeder.Coordinator:
-    """Return one node's coordinator, which shares a folder with the others."""
-    store = CheckpointStore(folder, writer=node)
-    coordinator = feeder.Coordinator(feeder.Checkpointing(store, every_batches=10))
-    seed = NODES.index(node)
-    return make(Pure(num_calls=67), coordinator=coordinator, seed=seed, **settings)
-
-
-def run_node(folder: Path, node: str, num_batches: int, **settings: Any) -> list[int]:
-    with make_node(folder, node, **settings) as coordinator:
-        return ids(next(coordinator["train"]) for _ in range(num_batches))
-
-
-def metas(folder: Path, number: int) -> dict[str, dict[str, Any]]:
-    """Return what is said of each node's checkpoint of a number."""
-    store = CheckpointStore(folder)
-    return {node: store.get(f"{node}.{number:08d}").meta for node in NODES}
-
-
-def test_every_node_is_cut_at_the_same_step_however_far_it_came(tmp_path: Path) -> None:
-    nodes = [
-        Aside(lambda node=node, num=num: run_node(tmp_path, node, num))  # type: ignore[misc]
-        for node, num in zip(NODES, (12, 15, 19), strict=True)
-    ]
-    for node in nodes:
-        node.result()
-    said = metas(tmp_path, 0)
-    check_steps(said)
-    assert {meta["feeds"]["train[0]"] for meta in said.values()} == {10}
-    wanted = run_node(tmp_path / "other", NODES[1], 40)
-    with make_node(tmp_path, NODES[1], resume="latest") as resumed:
-        assert ids(next(resumed["train"]) for _ in range(30)) == wanted[40:]
 
 
 def test_the_trainers_own_steps_are_compared_too() -> None:

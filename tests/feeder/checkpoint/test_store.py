@@ -57,34 +57,6 @@ def test_a_name_is_written_once(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [".writer-feed.lock", "a"]
 
 
-def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path) as store:
-        for epoch in (9, 10, 11):
-            store.put(f"job/node.{epoch}", {})
-        for read in (store.get, store.verify, store.entry_names, store.remove):
-            with pytest.raises(feeder.CheckpointError) as caught:
-                read("job/node.12")
-            assert str(caught.value) == (
-                f"there is no checkpoint {str(tmp_path / 'job/node.12')!r}; the newest there are "
-                "['job/node.9', 'job/node.10', 'job/node.11']"
-            )
-        assert [store.exists(f"job/node.{n}") for n in (9, 12)] == [True, False]
-
-
-def test_names_are_sorted_by_their_numbers_and_chosen_by_their_beginning(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path) as store:
-        for name in ("n.10", "n.9", "job/b.2", "job/b.11", "jobs/b.3", "job/in/c"):
-            store.put(name, {})
-        assert store.names("n.") == ["n.9", "n.10"]
-        assert store.names("job/") == ["job/b.2", "job/b.11", "job/in/c"]
-        assert store.names("job") == ["job/b.2", "job/b.11", "job/in/c", "jobs/b.3"]
-        assert store.names("job/b.1") == ["job/b.11"]
-        assert (store.names("job/in/"), store.names("none/at/all")) == (["job/in/c"], [])
-        assert store.names()[-1] == store.latest() == "n.10"
-        assert store.latest("job/b.") == "job/b.11"
-        assert store.latest("q") is None
-
-
 def test_only_checkpoints_are_listed_counted_and_removed(tmp_path: Path) -> None:
     with CheckpointStore(tmp_path, keep=1) as store:
         name = store.save(snapshot_at(1))
@@ -197,17 +169,6 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
     assert sorted(os.listdir(outside)) == [".writer-feed.lock", "a"]
 
 
-def test_a_folder_that_is_not_there_yet_is_empty_and_made_when_it_is_written(
-    tmp_path: Path,
-) -> None:
-    store = CheckpointStore(tmp_path / "new")
-    assert (store.names(), store.latest(), store.exists("a")) == ([], None, False)
-    assert not (tmp_path / "new").exists()
-    with store:
-        store.put("a", {})
-    assert store.names() == ["a"]
-
-
 def test_a_folder_whose_own_folder_is_missing_is_a_mistake(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "missing" / "new")
     calls: list[Callable[[], Any]] = [store.names, store.latest, lambda: store.put("a", {})]
@@ -221,21 +182,6 @@ def test_a_folder_whose_own_folder_is_missing_is_a_mistake(tmp_path: Path) -> No
 
 
 # ---- the sequence of a writer
-
-
-def test_where_all_are_damaged_nothing_is_begun_anew_in_silence(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path) as store:
-        with pytest.raises(feeder.CheckpointError) as caught:
-            store.load()
-        assert str(caught.value) == (
-            f"no checkpoint {tmp_path / 'feed'!s}.* can be loaded, there is none; resume from "
-            "another place, or start anew"
-        )
-        assert store.is_empty()
-        (tmp_path / store.save(snapshot_at(1))).write_bytes(b"FEEDCKPT")
-        assert not store.is_empty()
-        with pytest.raises(feeder.CheckpointError, match="1 files of that name are damaged"):
-            store.load()
 
 
 def test_one_of_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:

@@ -243,17 +243,6 @@ def test_meter_digests_arrays_of_every_layout() -> None:
 # ---- doctor ADDR
 
 
-def test_doctor_finds_a_server_and_takes_no_queue(
-    addresses: tuple[str, ...], expected: list[feeder.Batch], capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(doctor, "ANSWER_S", 10.0)
-    for _ in range(2):
-        assert status("doctor", "ipc://a") == 0
-        assert capsys.readouterr().out.endswith("ok       a server answers at 'ipc://a'\n")
-    assert consumed(capsys, "ipc://a")[0][-1] == digest(expected)
-
-
 def test_doctor_tells_silence_and_strangers(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

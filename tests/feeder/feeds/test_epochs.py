@@ -220,18 +220,6 @@ def test_a_loop_over_what_was_read_to_the_end_raises(
 
 
 @all_readers
-def test_what_ends_with_its_last_batch_in_a_loop_by_hand_has_an_empty_loop_left(
-    stack: ExitStack, read: Open
-) -> None:
-    """The end was not told yet."""
-    feed = read(stack, Pure(2, 4), {})
-    assert len([next(feed), next(feed)]) == 2
-    assert list(feed) == []
-    with pytest.raises(feeder.ConfigError):
-        iter(feed)
-
-
-@all_readers
 def test_a_second_thread_in_next_raises_and_loses_nothing(stack: ExitStack, read: Open) -> None:
     fetch = Held(chunks_before=1)
     settings = {"num_worker_threads": 1, "last_batch": "keep"}

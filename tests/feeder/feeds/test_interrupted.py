@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,11 +21,12 @@ import feeder
 from conformance.served import TRANSPORTS, served
 from feeder.devices.host import HostQueue
 from feeder.feeds.device_feed import DeviceFeed
-from feeder.feeds.stream import Stream
+from feeder.feeds.stream import Progress, Stream
 from feeder.service.server.group import ConsumerGroup
 from feeder.waking import OneShotEvent, Waker
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.stats import Handed, Stopwatch
+from feeder.workers.stream.position import LazyPosition
 from feeds import make
 
 pytestmark = pytest.mark.served
@@ -121,6 +122,23 @@ def interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str, *, is_done
         return result
 
     patch.setattr(owner, name, interrupted)
+
+
+def test_a_device_may_take_its_last_batch_back_whatever_the_others_do() -> None:
+    progress, places = (
+        Progress(2),
+        [cast(LazyPosition, SimpleNamespace(step=i)) for i in range(200)],
+    )
+    for num in range(1, 90):
+        progress.handed[0] = num, places[2 * num - 2]
+        progress.note(num, 2, places[2 * num - 1])
+        progress.handed[1] = num, places[2 * num - 1]
+        assert progress.place is places[2 * num - 1]
+    # Meanwhile the other is about to be handed its next.
+    progress.note(90, 2, places[179])
+    progress.handed[0] = 88, places[174]
+    assert progress.place is places[175]
+    assert len(progress._ends) <= 4
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -46,18 +46,6 @@ def rows(fetch: Callable[..., Any] | None = None, **settings: Any) -> list[list[
     return [ids([batch]) for batch in batches(fetch, **settings)]
 
 
-def sizes(fetch: Callable[..., Any] | None = None, **settings: Any) -> list[tuple[int, int]]:
-    """Return how many rows each batch has, and how many of them are real."""
-    return [(len(batch["id"]), batch.rows) for batch in batches(fetch, **settings)]
-
-
-def steps(fetch: Callable[..., Any], **settings: Any) -> list[list[int]]:
-    """Return which batches each device gets."""
-    with own(fetch, **settings) as coordinator:
-        feed = coordinator["train"]
-        return [[batch.step for batch in feed.on(i)] for i in range(len(feed.devices))]
-
-
 def error_of(made: Callable[[], Any]) -> str:
     """Return what is raised, with its kind; nothing, where nothing is."""
     try:
@@ -68,17 +56,6 @@ def error_of(made: Callable[[], Any]) -> str:
 
 
 # ---- what is seen. A keyword that is given as True stands for an object that is made here.
-
-
-def hints(**given: Any) -> Any:
-    seen = set()
-
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        seen.add(batch_size)
-        return counted(worker_id, batch_size)
-
-    counted = Counted(1, 3)
-    return rows(fetch, **given), seen
 
 
 def is_bounded(rows: Callable[[int], Any], **bound: Any) -> bool:
@@ -129,21 +106,6 @@ def logged(external_loggers: bool = False) -> list[int]:
     return [line[name] for log in logs for line in log for name in ("fetch_rows", "batches")]
 
 
-def ragged(call: feeder.Call) -> Any:
-    if call.index == 4:
-        raise StopIteration
-    return chunk(0, call.index, (3, 0, 9, 1)[call.index])
-
-
-def shapes(**given: Any) -> list[tuple[int, ...]]:
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 2:
-            raise StopIteration
-        return (np.zeros((5, 3, 3)),)
-
-    return [batch["id"].shape for batch in batches(fetch, **given)]
-
-
 def stalled(**given: Any) -> str:
     left = iter([None] * (12 if given else 2))
     return error_of(
@@ -161,21 +123,6 @@ def held_ahead(**given: Any) -> int:
                 next(coordinator["train"])
                 used.append(machine.used("device", "cuda:0") // 64)
     return used[1] - used[0]
-
-
-def drawn(**given: Any) -> tuple[set[int], bool]:
-    """Return which seeds calls have, and whether they draw as with the usual one."""
-    seeds = set()
-
-    def fetch(call: feeder.Call) -> Any:
-        seeds.add(call.seed)
-        if call.index == 3:
-            raise StopIteration
-        return (call.rng.integers(0, 2**60, 4),)
-
-    usual = rows(fetch)
-    seeds.clear()
-    return rows(fetch, **given) == usual, seeds
 
 
 def by_arrival(**given: Any) -> list[int]:
@@ -265,81 +212,44 @@ def fits_without(**given: Any) -> bool:
     return not error_of(lambda: own(resume=snapshot))
 
 
-def rest(resume: bool = False) -> list[list[int]]:
-    with own() as coordinator:
-        next(coordinator["train"])
-        snapshot = coordinator.snapshot()
-    return rows(**({"resume": snapshot} if resume else {}))
-
-
 def is_mine(coordinator: bool = False) -> bool:
     mine = feeder.Coordinator()
     return own(**({"coordinator": mine} if coordinator else {})) is mine
 
 
-def global_size(**given: Any) -> list[list[int]]:
-    batch_size = None if given else 8
-    with own(Pure(2, 4), batch_size=batch_size, devices=2, **given) as coordinator:
-        return [ids(coordinator["train"].on(i)) for i in range(2)]
-
+DRAWN = {
+    "input_blob_names", "fetch_fun", "batch_size", "num_worker_threads", "dont_rebatch",
+    "batch_columns", "devices", "seed", "epochs", "last_batch", "last_round", "rounds",
+    "global_batch_size", "skip", "retries", "writable", "resume",
+}  # fmt: skip
+"""Those that drawn programs (`tests/property`) have: with each of their values the batches of the
+naive stream are others, or cannot be had."""
 
 CASES: list[tuple[str, Callable[..., Any], Any, Any]] = [
-    ("input_blob_names", lambda **s: [list(b) for b in batches(Pure(1), **s)], ["x"], [["x"]]),
-    ("fetch_fun", rows, Pure(1), [[1, 2, 3]]),
-    ("batch_size", hints, 5, ([[1, 2, 3, 10_001, 10_002], [10_003]], {5})),
-    ("num_worker_threads", lambda **s: rows(Counted(1, 2), **s), 3,
-     [[1, 2, 10_001, 10_002], [20_001, 20_002]]),
     ("input_source_name", lambda **s: [n for n in own(**s)], "val", ["val"]),
     ("max_buffered_batches", lambda **s: is_bounded(lambda n: (np.arange(4) + n,), **s), 2, True),
     ("max_buffered_bytes", lambda **s: is_bounded(lambda n: (np.zeros((4, 100_000), "u1"),), **s),
      800_000, True),
     ("init_fun", begun, True, True),
     ("external_loggers", logged, True, [12, 3, 12, 3]),
-    ("dont_rebatch", lambda **s: sizes(ragged, **s), True, [(3, 3), (9, 9), (1, 1)]),
-    ("batch_columns", shapes, [1], [(5, 4, 3), (5, 2, 3)]),
     ("timeout", stalled, 0.02, "FetchTimeout: worker 0, call 0: no chunk for 0.02 s"),
-    ("devices", lambda **s: steps(Pure(8, 4), **s), 3, [[0, 3, 6], [1, 4, 7], [2, 5]]),
     ("depth", held_ahead, 7, 5),
-    ("seed", drawn, 2**64 - 1, (False, {2**64 - 1})),
-    ("epochs", lambda **s: [(b.epoch, b.index) for b in batches(Pure(2, 4), **s)], 3,
-     [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]),
-    ("epochs", lambda **s: [b.epoch for b in batches(Pure(2, 4), **s)], None,
-     [i // 2 for i in range(41)]),
-    ("last_batch", lambda **s: sizes(Pure(5, 2), **s), "drop", [(4, 4)] * 2),
-    ("last_batch", lambda **s: sizes(Pure(5, 2), **s), "pad", [(4, 4), (4, 4), (4, 2)]),
-    ("last_batch", lambda **s: sizes(Pure(5, 2), epochs=2, **s), "carry", [(4, 4)] * 5),
-    ("last_round", lambda **s: steps(Pure(5, 4), devices=3, **s), "drop", [[0], [1], [2]]),
-    ("last_round", lambda **s: steps(Pure(5, 4), devices=3, **s), "pad", [[0, 3], [1, 4], [2, 5]]),
-    ("rounds", lambda **s: steps(Pure(3, 4), devices=2, epochs=2, last_round="drop", **s), "epoch",
-     [[0, 3], [1, 4]]),
-    ("global_batch_size", global_size, 8, [[1, 2, 3, 4], [101, 102, 103, 104]]),
-    ("skip", lambda **s: steps(Pure(8, 4), devices=2, **s), 3, [[6], [7]]),
     ("order", by_arrival, "arrival", [10_001, 10_002, 10_003, 10_004]),
     ("num_threads", meets, 3, True),
     ("executor", lambda **s: ids(batches(pid_of_call, **s))[0] == os.getpid(), feeder.Processes(1),
      False),
     ("rows_per_call", is_written_in_place, 2, True),
-    ("retries", lambda **s: error_of(lambda: batches(Unsteady(), retry_backoff_s=0.001, **s)), 2,
-     ""),
     ("retry_backoff_s", waits, 0.05, True),
     ("repeatable", resumed_from_token, False, "ResumeError"),
-    ("writable", lambda **s: [b["id"].flags.writeable for b in batches(Pure(2, 4), **s)], True,
-     [True, True]),
     ("version", fits_without, "1", False),
-    ("resume", rest, True, [[102, 103, 201, 202], [203]]),
     ("coordinator", is_mine, True, True),
 ]  # fmt: skip
 """The keyword, what is seen, a value, and what is seen with it."""
 
 
 def params() -> list[Any]:
-    names = [name for name, *_ in CASES]
-    return [
-        pytest.param(
-            *case, id=case[0] if names.count(case[0]) == 1 else f"{case[0]} {case[2]}",
-            marks=[pytest.mark.process] if case[0] == "executor" else [],
-        ) for case in CASES
-    ]  # fmt: skip
+    process = {"executor": [pytest.mark.process]}
+    return [pytest.param(*case, id=case[0], marks=process.get(case[0], [])) for case in CASES]
 
 
 @pytest.mark.usefixtures("exact_bound")
@@ -352,7 +262,7 @@ def test_a_keyword_does_what_it_says(
 
 
 def test_every_keyword_has_its_case() -> None:
-    assert {name for name, *_ in CASES} == set(SIGNATURE.parameters)
+    assert sorted([*DRAWN, *(name for name, *_ in CASES)]) == sorted(SIGNATURE.parameters)
 
 
 def test_the_originals_come_first_in_their_order() -> None:

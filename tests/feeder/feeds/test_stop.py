@@ -37,14 +37,6 @@ class Endless:
         return self._result
 
 
-def test_a_fetch_function_that_returns_none_does_not_hold_up_the_stop() -> None:
-    fetch = Endless(20)
-    coordinator = make(fetch)
-    coordinator.start()
-    assert fetch.called.wait(WAIT_S)
-    stop_fast(coordinator)
-
-
 def test_a_retry_that_is_put_off_does_not_hold_up_the_stop() -> None:
     failed = threading.Event()
 

@@ -63,12 +63,6 @@ def test_what_is_put_is_got_back(database: LmdbDatabase, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["trainer_0.1"]
 
 
-def test_the_same_entries_make_the_same_file(database: LmdbDatabase, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        database.put(name, ENTRIES)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 def test_any_program_with_lmdb_can_read_one(database: LmdbDatabase, tmp_path: Path) -> None:
     import lmdb
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,9 @@ import pytest
 
 import feeder
 import jobs
+from crashes.failing import FailingFs
 from feeder.checkpoint.store import CheckpointStore
+from feeder.durable import OsFs
 from feeder.job import (
     CheckpointManager,
     Job,
@@ -42,6 +46,13 @@ def train(
     with LocalSession() as session:
         last = runner.train(session)
         return last, int(session.fetch(NODES[0], ["total"])["total"][0])
+
+
+def newest(folder: Path, db_type: str = "file") -> int | None:
+    """Which epoch the job would go on from."""
+    manager = manager_in(folder, db_type)
+    manager.set_params(NODES)
+    return manager.get_resume_from_epoch_id()
 
 
 @pytest.fixture(params=DB_TYPES)
@@ -84,9 +95,7 @@ def test_the_newest_that_is_whole_is_found_and_damaged_ones_are_named(
     flip(trained / "trainer_1.4", 60)
     (trained / "trainer_2.3").unlink()
     flip(trained / "manifests/trainer_0.g1.2", 50)
-    manager = manager_in(trained, db_type)
-    manager.set_params(NODES)
-    assert manager.get_resume_from_epoch_id() == 1
+    assert newest(trained, db_type) == 1
     for file in ("trainer_1.4", "trainer_2.3", "trainer_0.g1.2"):
         assert str(trained) in caplog.text and file in caplog.text
     assert train(trained, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
@@ -104,28 +113,6 @@ def test_where_none_is_whole_nothing_is_begun_anew(trained: Path, db_type: str) 
     )
 
 
-@pytest.mark.parametrize("db_type", ["file"], indirect=True)
-def test_a_job_that_was_put_back_goes_on_from_there(tmp_path: Path, db_type: str) -> None:
-    train(tmp_path, db_type=db_type)
-
-    class Enough(Exception):
-        pass
-
-    class Stopping(MultiNodeCheckpointManager):
-        def save(self, epoch: int) -> Any:
-            if epoch == 3:
-                raise Enough
-            return super().save(epoch)
-
-    with LocalSession() as session, pytest.raises(Enough):
-        JobRunner(jobs.make_three(), Stopping(tmp_path, db_type), 1).train(session)
-    manager = manager_in(tmp_path, db_type)
-    manager.set_params(NODES)
-    assert manager.get_resume_from_epoch_id() == 2  # of the second run, not 4 of the first
-    assert all(map(manager.exists, range(NUM_EPOCHS + 1)))
-    assert train(tmp_path, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
-
-
 def test_a_limit_that_was_raised_lets_a_finished_job_go_on(tmp_path: Path) -> None:
     for limit, ends in ((1, (1, TOTALS[0])), (1, (1, TOTALS[0])), (3, (3, TOTALS[2]))):
         job = jobs.make_three()
@@ -136,6 +123,69 @@ def test_a_limit_that_was_raised_lets_a_finished_job_go_on(tmp_path: Path) -> No
     assert [manager.finished_by(epoch) for epoch in range(4)] == ["", "limit", "", "limit"]
     assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
     assert manager.finished_by(4) == "condition"
+
+
+# ---- a job that was put back to an earlier epoch stays so, whenever it is killed
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize(
+    ("start", "db_type"),
+    [
+        *((start, "file") for start in range(NUM_EPOCHS + 1)),
+        pytest.param(2, "lmdb", marks=pytest.mark.needs("lmdb")),
+    ],
+)
+def test_that_a_job_was_put_back_is_not_forgotten_before_the_first_save(
+    tmp_path: Path, start: int, db_type: str
+) -> None:
+    def kill(workspace: Any) -> None:
+        raise Killed
+
+    assert train(tmp_path, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
+    before = sorted(os.listdir(tmp_path / "manifests"))
+    if start < NUM_EPOCHS:
+        job = jobs.make_three()
+        feeder.job.Task(kill, node=NODES[1], group=job.epoch_group)
+        with pytest.raises(Killed):
+            train(tmp_path, start, job, db_type=db_type)
+    assert newest(tmp_path, db_type) == start
+    if start < NUM_EPOCHS:
+        assert sorted(os.listdir(tmp_path / "manifests")) == [*before, f"trainer_0.g2.{start}"]
+    runner = JobRunner(jobs.make_three(), manager_in(tmp_path, db_type))
+    with LocalSession() as session:
+        assert (runner.train(session), runner.resume_from_epoch) == (NUM_EPOCHS, start)
+
+
+def test_that_a_job_was_put_back_is_noted_before_anything_is_loaded(tmp_path: Path) -> None:
+    class Dying(MultiNodeCheckpointManager):
+        def load(self, *arguments: Any) -> Any:
+            raise Killed
+
+    train(tmp_path)
+    with LocalSession() as session, pytest.raises(Killed):
+        JobRunner(jobs.make_three(), Dying(tmp_path), 1).train(session)
+    assert newest(tmp_path) == 1
+
+
+def test_what_cannot_be_noted_is_told_or_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path)
+    failing = FailingFs("fsync", 1, errno.ENOSPC)
+    monkeypatch.setattr("feeder.checkpoint.store.OsFs", lambda: failing)
+    with pytest.raises(feeder.CheckpointError, match="free some space"):
+        train(tmp_path, 1, on_save_error="raise")
+    failing = FailingFs("fsync", 1, errno.ENOSPC)
+    runner = JobRunner(jobs.make_three(), manager_in(tmp_path), 1)
+    with LocalSession() as session:
+        assert (runner.train(session), runner.failed_saves) == (NUM_EPOCHS, [])
+    assert "it cannot be noted that the job was put back to epoch 1; until its next" in caplog.text
+    monkeypatch.setattr("feeder.checkpoint.store.OsFs", OsFs)
+    assert newest(tmp_path) == NUM_EPOCHS
 
 
 # ---- bad input
@@ -297,6 +347,22 @@ def test_a_run_that_was_overtaken_saves_nothing_more(
 # ---- entries of several nodes
 
 
+def test_of_two_runs_that_began_at_once_one_saves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Together(MultiNodeCheckpointManager):
+        def load(self, *arguments: Any) -> Any:
+            assert train(tmp_path, start=1) == (NUM_EPOCHS, TOTALS[-1])
+            return super().load(*arguments)
+
+    assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
+    runner = JobRunner(jobs.make_three(), Together(tmp_path), resume_from_epoch=1)
+    with LocalSession() as session:
+        assert runner.train(session) == NUM_EPOCHS
+    assert runner.failed_saves == [2, 3, 4]
+    assert "another run of nodes" in caplog.text
+
+
 def test_an_entry_that_is_not_there_is_named_with_those_that_are(
     trained: Path, db_type: str
 ) -> None:
@@ -433,18 +499,11 @@ def test_a_handler_that_cannot_write_is_a_failed_save(
 
 def test_a_stray_manifest_of_another_job_does_not_stop_this_one(tmp_path: Path) -> None:
     """It may be of a newer version, or senseless: its own job names it."""
-    run_three(tmp_path)
+    train(tmp_path)
     with feeder.CheckpointStore(tmp_path, writer="another") as store:
         store.put("manifests/other.g1.4", {}, meta={"manifest": 99, "what": "a newer version"})
         store.put("manifests/third.g1.2", {}, meta={"manifest": 1, "generation": "senseless"})
-    manager = MultiNodeCheckpointManager(tmp_path)
-    manager.set_params(jobs.NODES)
-    assert manager.get_resume_from_epoch_id() == jobs.NUM_EPOCHS
-
-
-def run_three(folder: Path) -> None:
-    with LocalSession() as session:
-        JobRunner(jobs.make_three(), MultiNodeCheckpointManager(folder)).train(session)
+    assert newest(tmp_path) == NUM_EPOCHS
 
 
 def test_what_is_only_verified_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:

@@ -67,6 +67,17 @@ def test_totals_are_those_of_the_original_in_fresh_sessions(
                 assert totals(session) == [total] * 3
 
 
+def test_groups_and_tasks_run_in_their_order_and_after_a_resume_all_but_the_init_group(
+    place: Any, tmp_path: Path
+) -> None:
+    for start in (None, 1):
+        with place.session("make_marked", tmp_path) as session:
+            JobRunner(jobs.make_marked(), manager_in(tmp_path), start).train(session)
+            for node in NODES:
+                marks = session.fetch(node, ["marks"])["marks"].tolist()
+                assert marks == [0, 1, 2, 1, 2, 3, 4]
+
+
 @everywhere
 def test_uploads_run_once_on_the_nodes_after_the_last_epoch(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -99,17 +99,6 @@ def test_the_server_gets_its_slots_back_while_batches_are_kept(way: Way) -> None
         del batch
 
 
-def test_batches_outlive_their_consumer_and_nothing_else_does(way: Way) -> None:
-    with serving(factory) as server, reading(server, **way.settings) as consumer:
-        batch = next(consumer)
-    gc.collect()
-    assert {region.kind for region in way.machine.regions} == {"device"}
-    assert_is(batch, 0)
-    del batch, consumer
-    gc.collect()
-    assert way.machine.regions == []
-
-
 def test_a_consumer_that_is_left_with_copies_under_way_gives_memory_back_after_them(
     way: Way,
 ) -> None:

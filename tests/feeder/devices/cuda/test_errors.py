@@ -298,17 +298,6 @@ def test_an_error_of_the_device_is_told_with_its_cause_and_to_the_other_devices(
     gc.collect()
 
 
-@pytest.mark.parametrize("what", ["bind", "stream"])
-def test_a_device_that_fails_at_the_start_is_told(machine: Machine, what: str) -> None:
-    machine.failing[what] = StandinError("the device is lost")
-    with on("cuda:0", "cuda:1") as coordinator:
-        feed = coordinator["train"]
-        for i in range(2):
-            steps, error = fail_of(feed.on(i))
-            assert (steps, type(error)) == ([], feeder.DeviceError)
-            assert str(error.__cause__) == "the device is lost"
-
-
 @pytest.mark.served
 def test_a_consumer_is_told_of_a_device_that_fails(machine: Machine) -> None:
     with (

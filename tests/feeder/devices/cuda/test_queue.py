@@ -15,7 +15,7 @@ import parts
 from feeder.devices.cuda.copier import Copier
 from feeder.devices.cuda.leases import Leases
 from feeder.devices.routed import HOLD
-from small import Aside, Pure, ids, make
+from small import Pure, ids, make
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinDriver, assert_sound, installed
 
@@ -91,13 +91,6 @@ def test_a_batch_is_one_copy_and_small_ones_share_one(machine: Machine) -> None:
         assert 300 / 16 <= machine.num_copies < 300
     # From the begin of the first batch to the end of the last there is nothing but batches.
     assert machine.num_copied_bytes == 300 * SLOT_BYTES
-
-
-def test_large_batches_are_copied_one_by_one(machine: Machine) -> None:
-    rows = np.zeros((8, 100_000), np.uint8)
-    with make(Rows(rows, 20), batch_size=8, devices=("cuda:0",)) as coordinator:
-        assert sum(1 for _ in coordinator["train"]) == 20
-    assert machine.num_copied_bytes == 20 * 800_000
 
 
 class Rows:
@@ -238,35 +231,6 @@ def test_a_copy_of_a_batch_is_described_before_its_slot_is_another_batchs(
         batches = list(coordinator["train"])
         assert [len(batch["id"]) for batch in batches] == lengths
         batches.clear()
-
-
-@pytest.mark.parametrize("num_kept", [1, 2, HOLD - 1])
-def test_a_loop_that_keeps_a_few_batches_has_none_copied(
-    machine: Machine, num_kept: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    with wide(200, depth=1) as coordinator:
-        kept: list[feeder.Batch] = []
-        for batch in coordinator["train"]:
-            kept = [*kept, batch][-num_kept:]
-            del batch
-        kept.clear()
-    assert caplog.records == []
-
-
-# ---- stop
-
-
-@pytest.mark.parametrize("num_taken", [0, 1, 20])
-def test_a_stop_is_quick_wherever_the_threads_wait(machine: Machine, num_taken: int) -> None:
-    coordinator = wide(4000, depth=2)
-    with coordinator:
-        feed = coordinator["train"]
-        for _ in range(num_taken):
-            next(feed)
-        stopping = Aside(coordinator.stop)
-        assert stopping.result() is True
-        with pytest.raises(feeder.ClosedError):
-            next(feed)
 
 
 # ---- places of calls

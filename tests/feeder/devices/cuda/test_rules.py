@@ -2,48 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
 import pytest
 
-from feeder import Batch, DeviceError
-from feeder.devices.cuda.packed import pack
+from feeder import DeviceError
 from feeder.devices.cuda.rules import (
-    MAX_RUN,
     ON_DEVICE,
     PINNED,
-    Block,
-    DeviceSlot,
     Life,
     Traffic,
     Transfer,
 )
-from feeder.devices.layout import layout
-from feeder.workers.stream.chunks import Column
-
-STRIDE = 128
-BYTES = Column(name="x", axis=0, dtype=np.dtype(np.uint8), shape=())
-
-
-def batch(index: int, *, region: object = "here", num_bytes: int = 100) -> Batch:
-    """Return a batch that lies in the slot of that number, of slots of `STRIDE` bytes."""
-    place: Any = None
-    packed = pack(
-        (np.zeros(num_bytes, np.uint8),), region=region, address=index * STRIDE,
-        layout=layout((BYTES,), num_bytes), rows=num_bytes, length=num_bytes,
-        give_back=lambda: None,
-    )  # fmt: skip
-    return Batch(("x",), packed, place, 0, index, index, num_bytes)
-
-
-def traffic_of(num_slots: int, slot_bytes: int = STRIDE) -> tuple[Traffic, list[DeviceSlot]]:
-    """Return traffic with so many free slots, the first of them at 1,000,000."""
-    traffic, block = Traffic(), Block(SimpleNamespace(address=1_000_000), slot_bytes)
-    slots = block.slots(num_slots, object)
-    traffic.use(block, slots)
-    return traffic, slots
 
 
 def load(traffic: Traffic) -> Transfer:
@@ -53,84 +21,6 @@ def load(traffic: Traffic) -> Transfer:
         slot.life.on("place")
         slot.life.on("hand")
     return transfer
-
-
-def steps(transfer: Transfer) -> list[int]:
-    return [batch.step for batch in transfer.batches]
-
-
-def test_batches_that_lie_one_behind_another_go_in_one_copy() -> None:
-    traffic, _ = traffic_of(8)
-    traffic.filled.extend(batch(i) for i in range(5))
-    transfer = load(traffic)
-    assert steps(transfer) == [0, 1, 2, 3, 4]
-    assert (transfer.source, transfer.target) == (0, 1_000_000)
-    assert transfer.num_bytes == 4 * STRIDE + 128
-    assert not traffic.can_load
-
-
-@pytest.mark.parametrize(
-    "batches",
-    [
-        [batch(0), batch(2)],
-        [batch(1), batch(0)],
-        [batch(0), batch(1, region="elsewhere")],
-    ],
-    ids=["a gap", "backwards", "memory that happens to touch"],
-)
-def test_batches_that_do_not_lie_one_behind_another_go_in_copies_of_their_own(
-    batches: list[Batch],
-) -> None:
-    traffic, _ = traffic_of(8)
-    traffic.filled.extend(batches)
-    assert [len(load(traffic).slots), len(load(traffic).slots)] == [1, 1]
-
-
-def test_slots_that_do_not_lie_one_behind_another_are_filled_by_copies_of_their_own() -> None:
-    traffic, slots = traffic_of(3)
-    traffic.filled.extend(batch(i) for i in range(3))
-    load(traffic)
-    for i in (2, 0, 1):
-        traffic.let_go(slots[i], object())
-    traffic.filled.extend(batch(i) for i in range(3))
-    assert [load(traffic).slots, load(traffic).slots] == [[slots[2]], [slots[0], slots[1]]]
-
-
-def test_a_batch_that_the_slot_does_not_hold_is_no_part_of_a_copy() -> None:
-    traffic, _ = traffic_of(8)
-    traffic.filled.extend([batch(0), batch(1, num_bytes=200)])
-    assert steps(load(traffic)) == [0]
-    assert (traffic.can_load, traffic.wants_slots_of) == (False, 256)
-
-
-def test_a_copy_takes_a_bounded_number_of_batches() -> None:
-    traffic, _ = traffic_of(4 * MAX_RUN)
-    traffic.filled.extend(batch(i) for i in range(MAX_RUN + 3))
-    assert [len(load(traffic).slots), len(load(traffic).slots)] == [MAX_RUN, 3]
-
-
-def test_a_copy_comes_after_all_who_left_its_slots_each_event_once() -> None:
-    traffic, slots = traffic_of(4)
-    traffic.filled.extend(batch(i) for i in range(4))
-    assert load(traffic).waits == []
-    first, second = object(), object()
-    for slot, left in zip(slots, (first, first, second, first), strict=True):
-        traffic.let_go(slot, left)
-    traffic.filled.extend(batch(i) for i in range(4))
-    assert load(traffic).waits == [first, second]
-
-
-def test_slots_of_a_size_before_are_forgotten_as_they_come_back() -> None:
-    traffic, slots = traffic_of(2)
-    traffic.filled.append(batch(0))
-    load(traffic)
-    block = Block(SimpleNamespace(address=9_000_000), 4 * STRIDE)
-    large = block.slots(2, object)
-    traffic.use(block, large)
-    traffic.let_go(slots[0], object())
-    traffic.filled.extend([batch(1), batch(2), batch(3)])
-    assert [load(traffic).slots, load(traffic).slots] == [[large[0]], [large[1]]]
-    assert not traffic.can_load
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from small import Pure, make
 from standin.gpu import Machine, assert_sound, installed
 from standin.numbered import registered_batch, settings, wanted
 from standin.reading import LateReader
-from standin.streams import Clockwork, Deadlock, Event, Mark
+from standin.streams import Clockwork, Event
 
 SEEDS = range(8)
 
@@ -93,17 +93,6 @@ def test_who_waits_for_an_event_waits_for_where_it_was_then() -> None:
         clockwork.give(second, partial(done.append, "b"))
         clockwork.drain(second)
         assert done == ["a", "b"]
-
-
-def test_streams_that_wait_for_each_other_are_told() -> None:
-    clockwork = Clockwork()
-    first, second = clockwork.make("first"), clockwork.make("second")
-    events = [Event(), Event()]
-    events[0].mark, events[1].mark = Mark(first, is_passed=False), Mark(second, is_passed=False)
-    clockwork.wait(first, events[1])
-    clockwork.wait(second, events[0])
-    with pytest.raises(Deadlock, match="streams wait for each other"):
-        clockwork.until(events[0])
 
 
 def test_a_copy_from_memory_that_is_not_pinned_is_a_fault() -> None:

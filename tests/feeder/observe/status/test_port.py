@@ -308,30 +308,6 @@ def test_a_probe_is_answered_beside_many_slow_clients() -> None:
             assert get(port.url, path).status == 200
 
 
-def test_a_probe_is_answered_beside_many_answers_that_take_long() -> None:
-    """The figures are held; what is asked for needs them, but for the page itself."""
-    reading, go_on = threading.Barrier(1 + port_module._PLACES["answering"]), threading.Event()
-    is_held = threading.Event()
-
-    class Slow(Board):
-        def everything(self) -> bytes:
-            if is_held.is_set():
-                reading.wait(WAIT_S)
-                assert go_on.wait(WAIT_S)
-            return super().everything()
-
-    with ExitStack() as stack:
-        stack.enter_context(pytest.MonkeyPatch.context()).setattr(port_module, "Board", Slow)
-        port = stack.enter_context(StatusPort(0, lambda: figures(feed())))
-        stack.callback(go_on.set)
-        is_held.set()
-        for _ in range(port_module._PLACES["answering"]):
-            slow = stack.enter_context(socket.create_connection(place_of(port.url)))
-            slow.sendall(b"GET /stats.json HTTP/1.0\r\n\r\n")
-        reading.wait(WAIT_S)
-        assert get(port.url, "/healthz").status == 200
-
-
 def test_where_no_thread_can_be_had_later_requests_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
