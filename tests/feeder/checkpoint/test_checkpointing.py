@@ -82,21 +82,6 @@ def test_a_coordinator_stores_in_its_own_place(tmp_path: Path) -> None:
     assert coordinator.checkpoint_stats()["saves"] == 3
 
 
-def test_without_waiting_it_is_written_by_a_thread_of_its_own(tmp_path: Path) -> None:
-    store = Watched(tmp_path)
-    with with_policy(store) as coordinator:
-        next(coordinator["train"])
-        store.gate.clear()
-        coordinator.checkpoint(step=7, wait=False)
-        assert store.entered.wait(WAIT_S)
-        # Writing hangs, and feeding goes on.
-        assert ids(coordinator["train"]) == rest_after(1)
-        store.gate.set()
-        store.wait()
-    assert steps(store) == [1]
-    assert coordinator.checkpoint_stats()["saves"] == 1
-
-
 def test_where_writing_is_slower_than_asking_the_newest_is_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

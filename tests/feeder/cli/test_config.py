@@ -149,11 +149,6 @@ def test_check_refuses_what_serve_would(
             SERVED + "order = 'arrival'\n",
             "feed.toml:2: feed 'train' has order='ar",
         ),
-        (
-            "config check no-feed.toml",
-            "",
-            "configuration 'no-feed.toml' cannot be read: No such file or dir",
-        ),
     ],
 )
 def test_a_configuration_that_cannot_be_served_is_told(
