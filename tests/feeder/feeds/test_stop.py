@@ -64,20 +64,6 @@ def test_a_user_who_waits_in_another_thread_is_woken(num_devices: int) -> None:
             user.result()
 
 
-@pytest.mark.usefixtures("exact_bound")
-def test_a_batcher_that_waits_for_a_device_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = threading.Event()
-    monkeypatch.setattr("feeder.devices.host._SLOW_S", 0.02)
-    monkeypatch.setattr("feeder.devices.host.logger.warning", lambda *_: full.set())
-    coordinator = make(Pure(10_000, 4), devices=2, max_buffered_batches=2)
-    coordinator.start()
-    taker = Aside(lambda: list(coordinator["train"].on(0)))  # and nobody takes from the other
-    assert full.wait(WAIT_S)
-    stop_fast(coordinator)
-    with pytest.raises(feeder.ClosedError):
-        taker.result()
-
-
 def test_stopping_at_any_moment_ends_all() -> None:
     for step in range(60):
         coordinator = make(Pure(40, 1 + step % 7), num_worker_threads=4, devices=1 + step % 3)
