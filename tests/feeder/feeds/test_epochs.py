@@ -109,16 +109,6 @@ def test_the_last_batch_of_an_epoch_says_so(
     assert [batch.last_of_epoch for batch in batches] == expected
 
 
-def test_of_each_device_its_own_last_batch_says_so(stack: ExitStack) -> None:
-    settings = {"epochs": 2, "devices": 2, "rounds": "epoch", "last_round": "pad"}
-    feed = in_process(stack, Pure(NUM_CALLS, ROWS), settings)
-    found = {0: [], 1: []}
-    for left, right in zip(feed.on(0), feed.on(1), strict=True):
-        found[0].append((left.epoch, left.last_of_epoch))
-        found[1].append((right.epoch, right.last_of_epoch))
-    assert found[0] == found[1] == [(0, False), (0, True), (1, False), (1, True)]
-
-
 def test_to_ask_for_the_last_waits_for_no_more_than_the_next_batch(stack: ExitStack) -> None:
     fetch = Held(chunks_before=2)
     feed = in_process(stack, fetch, {"num_worker_threads": 1, "last_batch": "keep"})

@@ -25,7 +25,7 @@ from feeder.feeds.stream import Progress, Stream
 from feeder.service.server.group import ConsumerGroup
 from feeder.waking import OneShotEvent, Waker
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.stats import Handed, Stopwatch
+from feeder.workers.stats import Handed
 from feeder.workers.stream.position import LazyPosition
 from feeds import make
 
@@ -218,15 +218,6 @@ def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
     queue.close()
     reader.join()
     assert len(got[0]) == 1
-
-
-def test_the_clock_of_a_wait_that_was_interrupted_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = HostQueue(4, lambda: "")
-    with monkeypatch.context() as patch:
-        interrupt_once(patch, Stopwatch, "start", is_done=True)
-        with pytest.raises(Interrupt):
-            queue.get()
-    assert queue.waited_since is None
 
 
 # A finaliser that is interrupted says so to nobody else.

@@ -191,15 +191,6 @@ def test_an_error_in_one_feed_leaves_the_others_running() -> None:
         assert ids(coordinator["val"]) == ids_of_a_fresh_feed()
 
 
-def test_a_block_that_was_not_entered_stops_what_was_started() -> None:
-    coordinator = make(Pure(), epochs=None)
-    coordinator.start()
-    with contextlib.ExitStack() as stack:
-        stack.push(coordinator)
-    with pytest.raises(feeder.ClosedError):
-        next(coordinator["train"])
-
-
 def test_of_nested_blocks_the_outermost_stops() -> None:
     coordinator = make(Pure(), epochs=None)
     make(Pure(), epochs=1, coordinator=coordinator, input_source_name="val")
@@ -354,15 +345,6 @@ def test_a_feed_that_is_over_is_replaced_as_where_a_cell_is_run_again() -> None:
         make(Pure(), coordinator=coordinator)
         coordinator.start()
         assert ids(coordinator["train"]) == first
-
-
-def test_a_queue_is_never_told_to_be_fuller_than_full() -> None:
-    """What a user's thread has taken at once, and not handed out yet, waits as well."""
-    coordinator = make(Pure())
-    (stream,) = coordinator["train"].streams
-    stream.counted.queued[0] += 2 * stream.queues[0].capacity
-    (queue,) = coordinator.figures().feeds[0].queues
-    assert queue.waiting == queue.capacity
 
 
 def test_figures_tell_how_far_the_epoch_is() -> None:

@@ -17,7 +17,6 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from standin.arrays import DeviceArray
 from standin.gpu import Machine, assert_sound, installed
 from standin.reading import LateReader
 from standin.serving import NUM_BATCHES, ROWS, factory
@@ -52,16 +51,6 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     with installed(Machine(seed=2, registers=registers)) as machine:
         yield Way(machine, plane, path)
     assert_sound(machine)
-
-
-def test_it_says_on_what_way_its_batches_come(way: Way) -> None:
-    with serving(factory) as server, reading(server, **way.settings) as consumer:
-        for step in range(NUM_BATCHES):
-            batch = next(consumer)
-            assert_is(batch, step)
-            assert {type(array) for array in batch.arrays()} == {DeviceArray}
-        assert consumer.path == consumer.stats()["path"] == way.path
-        assert repr(consumer).endswith(f"{way.settings['plane']}, {way.path}>")
 
 
 def test_on_the_host_it_says_nothing_of_that() -> None:

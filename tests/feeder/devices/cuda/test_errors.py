@@ -112,25 +112,6 @@ def test_a_dtype_that_the_device_lacks_is_named(machine: Machine, dtype: Any) ->
     assert machine.regions == []
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16", ">i4", ">f8", ">c16"],
-)
-def test_a_dtype_that_the_device_has_is_fed_in_the_machines_byte_order(
-    machine: Machine, dtype: str
-) -> None:
-    values = np.array([1, 0, 5, 7]).astype(dtype)
-
-    def fetch(call: feeder.Call) -> Any:
-        return (values,)
-
-    with make(fetch, devices=("cuda:0",)) as coordinator:
-        got = next(coordinator["train"])["id"]
-        assert got.dtype == values.dtype.newbyteorder("=")
-        assert got.tolist() == values.tolist()
-        del got
-
-
 class Named:
     """`fetch(call)`: numbers, and beside each the bytes of its name."""
 

@@ -15,7 +15,7 @@ import parts
 from feeder.devices.cuda.copier import Copier
 from feeder.devices.cuda.leases import Leases
 from feeder.devices.routed import HOLD
-from small import Pure, ids, make
+from small import ids, make
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinDriver, assert_sound, installed
 
@@ -128,15 +128,6 @@ def test_large_batches_get_few_slots_by_default(machine: Machine) -> None:
         assert machine.used("device", "cuda:0") == (4 + HOLD) * 2**23
 
 
-def test_no_memory_is_held_before_the_first_batch_and_after_the_last(machine: Machine) -> None:
-    coordinator = wide()
-    assert machine.regions == []
-    with coordinator:
-        list(coordinator["train"])
-        assert held_bytes(machine, "device", "cuda:0") > 0
-    assert machine.regions == []
-
-
 def test_memory_goes_with_the_last_array_after_the_feed(machine: Machine) -> None:
     with wide() as coordinator:
         feed = coordinator["train"]
@@ -151,18 +142,6 @@ def test_memory_goes_with_the_last_array_after_the_feed(machine: Machine) -> Non
     assert row.tolist() == [6] * WIDTH
     del row
     assert held_bytes(machine, "device", "cuda:0") == 0
-
-
-def test_how_far_the_copies_run_ahead_is_bounded(machine: Machine) -> None:
-    fetch = Pure(1000, 4)
-    with make(fetch, devices=("cuda:0",), depth=2, max_buffered_batches=500) as coordinator:
-        feed = coordinator["train"]
-        first = next(feed)
-        # 5 slots on the device, 3 pinned ones; one more is fetched when one comes back.
-        for step in range(1, 50):
-            assert next(feed).step == step
-            assert machine.num_copies <= step + 6
-        del first
 
 
 # ---- what is kept

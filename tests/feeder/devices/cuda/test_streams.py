@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
@@ -17,7 +15,6 @@ from small import Pure, make
 from standin.gpu import Machine, assert_sound, installed
 from standin.numbered import registered_batch, settings, wanted
 from standin.reading import LateReader
-from standin.streams import Clockwork, Event
 
 SEEDS = range(8)
 
@@ -76,31 +73,6 @@ def test_a_batch_that_another_thread_lets_go_of_comes_back_after_its_users_strea
         assert_same(reader.records(), wanted(200))
     del feed
     assert_sound(machine)
-
-
-# ---- the stand-in itself
-
-
-def test_who_waits_for_an_event_waits_for_where_it_was_then() -> None:
-    for seed in SEEDS:
-        clockwork = Clockwork(seed)
-        first, second, third = (clockwork.make(name) for name in ("first", "second", "third"))
-        event, done = Event(), []
-        clockwork.give(first, partial(done.append, "a"))
-        clockwork.record(event, first)
-        clockwork.wait(second, event)
-        clockwork.record(event, third)
-        clockwork.give(second, partial(done.append, "b"))
-        clockwork.drain(second)
-        assert done == ["a", "b"]
-
-
-def test_a_copy_from_memory_that_is_not_pinned_is_a_fault() -> None:
-    machine = Machine()
-    driver = machine.open("cuda:0", 0)
-    target, source = driver.alloc_device(64), np.zeros(64, np.uint8)
-    driver.copy_in(target.address, source.ctypes.data, 64, driver.make_stream())
-    assert "are in no pinned or registered" in machine.faults[0]
 
 
 # ---- each wait for an event is needed: without it the stand-in for a GPU shows wrong batches

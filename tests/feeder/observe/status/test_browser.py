@@ -170,23 +170,6 @@ def test_a_feed_that_is_gone_is_taken_off(browser: Browser) -> None:
         assert browser.text("main h2") == "one"
 
 
-def test_rates_of_large_numbers_are_readable(browser: Browser) -> None:
-    at = iter(range(10_000))
-
-    def look() -> Any:
-        i = next(at)
-        made = feed(age_s=100.0 + i, batches=12_345 * i, bytes=10**9 * i, queues=(
-            queue(batches=12_345 * i, bytes=3 * 10**9 * i, waiting=7, capacity=10),
-        ))  # fmt: skip
-        return figures(made, at_s=float(i))
-
-    with StatusPort(0, look) as port:
-        browser.open(port.url)
-        browser.wait_for("document.querySelector('[data-is=batches]').textContent === '12.3 k'")
-        assert browser.text("[data-is=bytes]") == "3.00 GB"
-        assert "7 of 10" in browser.text("[data-is=queues]")
-
-
 def test_it_shows_how_far_the_epoch_is_and_when_it_ends(browser: Browser) -> None:
     over = threading.Event()
     source = feeder.sources.arrays(np.arange(4000))
