@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,13 @@ import pytest
 
 import feeder
 from small import Counted, Pure, make
+
+ORIGINALS = [
+    "input_blob_names", "fetch_fun", "batch_size", "num_worker_threads", "input_source_name",
+    "max_buffered_batches", "init_fun", "external_loggers", "dont_rebatch", "batch_columns",
+    "timeout",
+]  # fmt: skip
+"""The arguments of the original, in its order, without its net."""
 
 COUNTS = ["batch_size", "num_worker_threads", "max_buffered_batches", "num_threads", "epochs"]
 NO_COUNT = [0, -1, 2.0, "2", True, (5,), [5], np.array([3, 4]), np.array([3]), np.float64(2)]
@@ -280,3 +288,11 @@ def test_of_data_in_place_of_a_fetch_function_the_source_is_named(data: Any, tol
         make(data)
     assert str(caught.value).endswith(f"fetch(worker_id, batch_size) or fetch(call); {told}(...)")
     assert len(str(caught.value)) < 250
+
+
+def test_the_originals_come_first_in_their_order() -> None:
+    parameters = inspect.signature(feeder.init_data_input_workers).parameters
+    assert list(parameters)[: len(ORIGINALS)] == ORIGINALS
+    kinds = [parameter.kind for parameter in parameters.values()]
+    assert set(kinds[: len(ORIGINALS)]) == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    assert set(kinds[len(ORIGINALS) :]) == {inspect.Parameter.KEYWORD_ONLY}

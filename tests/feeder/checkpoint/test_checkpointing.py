@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,10 @@ import numpy as np
 import pytest
 
 import feeder
+from feeder.checkpoint.feed_meta import check_steps
 from feeder.checkpoint.format import Receipt
-from feeder.checkpoint.saving import Saver
 from feeder.checkpoint.store import CheckpointStore
 from feeder.devices.host import HostQueue
-from feeder.durable import OsFs
 from small import WAIT_S, Counted, Pure, ids, make
 
 
@@ -73,16 +70,6 @@ def rest_after(step: int) -> list[int]:
 # ---- on demand
 
 
-def test_a_position_is_stored_in_a_store_with_the_trainers_step(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path) as store, make(Pure(num_calls=33)) as coordinator:
-        for step in range(3):
-            next(coordinator["train"])
-            snapshot = coordinator.checkpoint(store, step=100 + step)
-        assert bytes(store.load()) == bytes(snapshot)
-        assert [store.get(name).meta["step"] for name in store.names()] == [100, 101, 102]
-        assert steps(store) == [1, 2, 3]
-
-
 def test_a_coordinator_stores_in_its_own_place(tmp_path: Path) -> None:
     coordinator = feeder.Coordinator(checkpoints=tmp_path / "run")
     coordinator.checkpoint(step=1)  # before there is a feed, and before it is started
@@ -93,29 +80,6 @@ def test_a_coordinator_stores_in_its_own_place(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "run")
     assert [store.get(name).meta["step"] for name in store.names()] == [1, 2, 3]
     assert coordinator.checkpoint_stats()["saves"] == 3
-
-
-def test_three_stay_where_a_path_is_given(tmp_path: Path) -> None:
-    coordinator = feeder.Coordinator(checkpoints=str(tmp_path))
-    for step in range(5):
-        coordinator.checkpoint(step=step)
-    store = CheckpointStore(tmp_path)
-    assert [store.get(name).meta["step"] for name in store.names()] == [2, 3, 4]
-
-
-def test_without_waiting_it_is_written_by_a_thread_of_its_own(tmp_path: Path) -> None:
-    store = Watched(tmp_path)
-    with with_policy(store) as coordinator:
-        next(coordinator["train"])
-        store.gate.clear()
-        coordinator.checkpoint(step=7, wait=False)
-        assert store.entered.wait(WAIT_S)
-        # Writing hangs, and feeding goes on.
-        assert ids(coordinator["train"]) == rest_after(1)
-        store.gate.set()
-        store.wait()
-    assert steps(store) == [1]
-    assert coordinator.checkpoint_stats()["saves"] == 1
 
 
 def test_where_writing_is_slower_than_asking_the_newest_is_written(
@@ -151,15 +115,6 @@ def test_without_a_place_it_is_refused_and_not_left_out_in_silence() -> None:
             ):
                 coordinator.checkpoint(**settings)
             assert next(coordinator["train"]).step == step
-
-
-def test_a_file_is_written_as_before_and_replaced(tmp_path: Path) -> None:
-    with make(Pure(num_calls=33)) as coordinator:
-        for _ in range(2):
-            next(coordinator["train"])
-            snapshot = coordinator.checkpoint(tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == bytes(snapshot)
-    assert coordinator.checkpoint_stats() == {}
 
 
 def test_a_step_that_is_no_number_is_refused_at_once(tmp_path: Path) -> None:
@@ -215,26 +170,6 @@ def test_the_cut_is_at_the_batch_though_many_were_taken_at_once(
         store.wait()
         assert steps(store) == [10]
         assert ids(feed) == rest_after(10)
-
-
-def test_with_several_devices_it_is_stored_when_all_have_come_to_the_end_of_the_round(
-    tmp_path: Path,
-) -> None:
-    store = Watched(tmp_path)
-    coordinator = feeder.Coordinator(feeder.Checkpointing(store, every_batches=5))
-    make(Pure(num_calls=33), coordinator=coordinator, devices=3)
-    with coordinator:
-        feeds = [coordinator["train"].on(i) for i in range(3)]
-        for feed in feeds[:2]:  # they run ahead
-            for _ in range(4):
-                next(feed)
-        for num in range(1, 5):
-            assert not store.saved.acquire(blocking=False)
-            next(feeds[2])
-            if num in (2, 4):
-                store.wait()
-    # Five batches are in the second round, which ends after six; ten in the fourth.
-    assert steps(store) == [6, 12]
 
 
 @pytest.mark.parametrize("last_round", ["uneven", "drop", "pad"])
@@ -293,23 +228,6 @@ def test_every_t_seconds_it_is_stored_where_something_has_happened(tmp_path: Pat
     assert steps(store) == sorted(set(steps(store)))
     assert steps(store)[:2] == [0, 1]
     assert steps(store)[-1] in (2, 3)
-
-
-def test_a_time_that_is_over_before_it_is_waited_for_has_come(tmp_path: Path) -> None:
-    policy = feeder.Checkpointing(CheckpointStore(tmp_path), every_s=1.0)
-    saver = Saver(policy, lambda: feeder.Snapshot(()), lambda error: None)
-
-    def wait_often() -> None:
-        for _ in range(2000):
-            saver._tell("asked")
-            assert saver.wait() == "asked"
-            saver._due = time.monotonic() + 2e-6
-            assert saver.wait() == "due"
-
-    waiting = threading.Thread(target=wait_often, daemon=True)
-    waiting.start()
-    waiting.join(WAIT_S)
-    assert not waiting.is_alive()
 
 
 def test_without_feeds_nothing_is_stored(tmp_path: Path) -> None:
@@ -462,20 +380,6 @@ def test_a_feed_goes_on_from_whatever_names_a_checkpoint(form: str, tmp_path: Pa
         assert ids(resumed["train"]) == rest_after(3)
 
 
-def test_all_feeds_of_a_coordinator_go_on_from_one_checkpoint(tmp_path: Path) -> None:
-    def start() -> feeder.Coordinator:
-        coordinator = feeder.Coordinator(checkpoints=tmp_path)
-        for name in ("train", "val"):
-            make(Pure(), resume="latest", coordinator=coordinator, input_source_name=name)
-        return coordinator
-
-    with start() as coordinator:
-        next(coordinator["train"])
-        coordinator.checkpoint()
-        state = coordinator.state_dict()
-    assert start().state_dict() == state
-
-
 def test_a_checkpoint_of_another_feed_is_refused_with_its_file(tmp_path: Path) -> None:
     coordinator = feeder.Coordinator(checkpoints=tmp_path)
     with make(Pure(), coordinator=coordinator):
@@ -523,26 +427,6 @@ def test_latest_does_not_begin_anew_where_all_are_damaged(
     assert "passed over: checkpoint" in caplog.text
 
 
-def test_a_resumed_feed_stores_at_the_same_batches_as_one_that_was_not(tmp_path: Path) -> None:
-    store = Watched(tmp_path)
-    with with_policy(store, every_batches=10) as coordinator:
-        for _ in range(13):
-            next(coordinator["train"])
-        coordinator.checkpoint()
-    with with_policy(store, resume="latest", every_batches=10) as coordinator:
-        list(coordinator["train"])
-    assert set(steps(store)) >= {10, 13, 25}
-    assert set(steps(store)) <= {10, 13, 20, 25}
-
-
-def test_a_finished_feed_stays_finished(tmp_path: Path) -> None:
-    with with_policy(tmp_path, every_batches=100) as coordinator:
-        list(coordinator["train"])
-    with with_policy(tmp_path, resume="latest", every_batches=100) as coordinator:
-        assert list(coordinator["train"]) == []
-    assert [step for step in steps(CheckpointStore(tmp_path))] == [25]
-
-
 # ---- processes
 
 
@@ -562,9 +446,20 @@ def test_a_forked_child_has_no_thread_and_writes_nothing(tmp_path: Path) -> None
         assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_logging_is_quiet_where_nothing_goes_wrong(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with with_policy(CheckpointStore(tmp_path, fs=OsFs()), every_batches=5) as coordinator:
-        list(coordinator["train"])
-    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+# ---- several nodes: their feeds are cut at the same step, and others are not resumed from
+
+
+def test_the_trainers_own_steps_are_compared_too() -> None:
+    said = {
+        "a": {"step": 7, "feeds": {"train[0]": 5, "val[0]": 1}},
+        "b": {"step": None, "feeds": {"train[0]": 5}},
+        "c": {"step": 7, "feeds": {"train[0]": 5, "val[0]": 2}},
+    }
+    with pytest.raises(feeder.ResumeError) as caught:
+        check_steps(said)
+    assert "the trainers' step: 'a' at 7, 'b' at None, 'c' at 7" in str(caught.value)
+    assert "feed 'val[0]': 'a' at 1, 'c' at 2" in str(caught.value)
+    assert "train" not in str(caught.value).replace("trainers", "")
+    check_steps({"a": said["a"]})
+    check_steps({"a": said["a"], "b": {"step": 7, "feeds": {"other[0]": 9}}})
+    check_steps({})

@@ -11,37 +11,21 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
 from crashes.positions import snapshot_at, step_of
-from feeder.checkpoint.format import Receipt
 from feeder.checkpoint.local import WriterLock
 from feeder.checkpoint.store import CheckpointStore
 from project import ROOT
 from sealing import reseal
-from small import WAIT_S, Aside
+from small import WAIT_S
 
 
 def modes(folder: Path) -> dict[str, str]:
     """Return the rights of a folder and all in it."""
     paths = [folder, *folder.rglob("*")]
     return {path.name: oct(stat.S_IMODE(path.lstat().st_mode)) for path in paths}
-
-
-def test_what_is_put_is_got_back(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path / "store") as store:
-        receipt = store.put(
-            "job/trainer_0.1", {"rows": np.arange(3), "text": b"some"}, meta={"epoch": 1}
-        )
-        loaded = store.get("job/trainer_0.1")
-    assert loaded.entries.keys() == {"rows", "text"}
-    assert np.array_equal(loaded.entries["rows"], np.arange(3))
-    assert (loaded.entries["text"], loaded.meta) == (b"some", {"epoch": 1})
-    size = (tmp_path / "store/job/trainer_0.1").stat().st_size
-    assert receipt == Receipt(name=loaded.name, num_bytes=loaded.num_bytes, digest=loaded.digest)
-    assert (receipt.name, receipt.num_bytes, len(receipt.digest)) == ("job/trainer_0.1", size, 16)
 
 
 def test_some_entries_are_read_alone_and_the_others_not_at_all(tmp_path: Path) -> None:
@@ -71,34 +55,6 @@ def test_a_name_is_written_once(tmp_path: Path) -> None:
         f"checkpoint {str(tmp_path / 'a')!r} exists; each is written once, choose another name"
     )
     assert sorted(os.listdir(tmp_path)) == [".writer-feed.lock", "a"]
-
-
-def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path) as store:
-        for epoch in (9, 10, 11):
-            store.put(f"job/node.{epoch}", {})
-        for read in (store.get, store.verify, store.entry_names, store.remove):
-            with pytest.raises(feeder.CheckpointError) as caught:
-                read("job/node.12")
-            assert str(caught.value) == (
-                f"there is no checkpoint {str(tmp_path / 'job/node.12')!r}; the newest there are "
-                "['job/node.9', 'job/node.10', 'job/node.11']"
-            )
-        assert [store.exists(f"job/node.{n}") for n in (9, 12)] == [True, False]
-
-
-def test_names_are_sorted_by_their_numbers_and_chosen_by_their_beginning(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path) as store:
-        for name in ("n.10", "n.9", "job/b.2", "job/b.11", "jobs/b.3", "job/in/c"):
-            store.put(name, {})
-        assert store.names("n.") == ["n.9", "n.10"]
-        assert store.names("job/") == ["job/b.2", "job/b.11", "job/in/c"]
-        assert store.names("job") == ["job/b.2", "job/b.11", "job/in/c", "jobs/b.3"]
-        assert store.names("job/b.1") == ["job/b.11"]
-        assert (store.names("job/in/"), store.names("none/at/all")) == (["job/in/c"], [])
-        assert store.names()[-1] == store.latest() == "n.10"
-        assert store.latest("job/b.") == "job/b.11"
-        assert store.latest("q") is None
 
 
 def test_only_checkpoints_are_listed_counted_and_removed(tmp_path: Path) -> None:
@@ -213,17 +169,6 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
     assert sorted(os.listdir(outside)) == [".writer-feed.lock", "a"]
 
 
-def test_a_folder_that_is_not_there_yet_is_empty_and_made_when_it_is_written(
-    tmp_path: Path,
-) -> None:
-    store = CheckpointStore(tmp_path / "new")
-    assert (store.names(), store.latest(), store.exists("a")) == ([], None, False)
-    assert not (tmp_path / "new").exists()
-    with store:
-        store.put("a", {})
-    assert store.names() == ["a"]
-
-
 def test_a_folder_whose_own_folder_is_missing_is_a_mistake(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "missing" / "new")
     calls: list[Callable[[], Any]] = [store.names, store.latest, lambda: store.put("a", {})]
@@ -236,55 +181,7 @@ def test_a_folder_whose_own_folder_is_missing_is_a_mistake(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_is_a_file_is_a_mistake(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    store = CheckpointStore(tmp_path / "file")
-    calls: list[Callable[[], Any]] = [
-        store.names,
-        lambda: store.get("a"),
-        lambda: store.put("a", {}),
-    ]
-    for call in calls:
-        with pytest.raises(feeder.CheckpointError, match="put a folder there"):
-            call()
-
-
 # ---- the sequence of a writer
-
-
-def test_the_newest_that_is_whole_is_loaded_and_the_oldest_are_retired(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with CheckpointStore(tmp_path, keep=3) as store:
-        names = [store.save(snapshot_at(step), step=10 * step) for step in range(5)]
-        assert names == [f"feed.{n:08d}" for n in range(5)]
-        assert store.names() == names[2:]
-        assert step_of(store.load()) == 4
-        assert step_of(store.load(names[2])) == 2
-        assert store.get(names[3]).meta == {"step": 30, "feeds": {"train[0]": 3}}
-        (tmp_path / names[4]).write_bytes((tmp_path / names[4]).read_bytes()[:-1])
-        (tmp_path / names[3]).write_bytes(b"")
-        assert step_of(store.load()) == 2
-        for name in names[3:]:
-            assert f"passed over: checkpoint {str(tmp_path / name)!r} is damaged" in caplog.text
-        # What is damaged is not what is kept in place of what is whole, once there is more.
-        assert store.save(snapshot_at(5)) == "feed.00000005"
-    assert step_of(CheckpointStore(tmp_path).load()) == 5
-
-
-def test_where_all_are_damaged_nothing_is_begun_anew_in_silence(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path) as store:
-        with pytest.raises(feeder.CheckpointError) as caught:
-            store.load()
-        assert str(caught.value) == (
-            f"no checkpoint {tmp_path / 'feed'!s}.* can be loaded, there is none; resume from "
-            "another place, or start anew"
-        )
-        assert store.is_empty()
-        (tmp_path / store.save(snapshot_at(1))).write_bytes(b"FEEDCKPT")
-        assert not store.is_empty()
-        with pytest.raises(feeder.CheckpointError, match="1 files of that name are damaged"):
-            store.load()
 
 
 def test_one_of_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
@@ -295,12 +192,6 @@ def test_one_of_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
         for call in (store.load, store.latest):
             with pytest.raises(feeder.CheckpointError, match=f"{str(file)!r} has version 2, "):
                 call()
-
-
-def test_numbers_go_on_where_the_last_store_stopped(tmp_path: Path) -> None:
-    for number in range(3):
-        with CheckpointStore(tmp_path) as store:
-            assert store.save(snapshot_at(number)) == f"feed.{number:08d}"
 
 
 # ---- one writer
@@ -318,34 +209,6 @@ def test_two_writers_of_one_name_are_refused_with_the_first_ones_name(tmp_path: 
         assert step_of(second.load()) == 1  # to read needs no right
         store.close()
         assert second.save(snapshot_at(2)) == "feed.00000001"
-
-
-def test_writers_of_different_names_write_at_the_same_time(tmp_path: Path) -> None:
-    stores = [CheckpointStore(tmp_path, keep=2, writer=f"node_{i}") for i in range(4)]
-
-    def write(store: CheckpointStore) -> None:
-        for step in range(5):
-            store.save(snapshot_at(step))
-            store.put(f"job/{step}/{store.writer}", {"step": np.array(step)})
-
-    try:
-        writers = [Aside(lambda store=store: write(store)) for store in stores]  # type: ignore[misc]
-        for writer in writers:
-            writer.result()
-        for store in stores:
-            assert step_of(store.load()) == 4
-            assert store.names(f"{store.writer}.") == [f"{store.writer}.{n:08d}" for n in (3, 4)]
-        assert len(stores[0].names("job/")) == 20
-    finally:
-        for store in stores:
-            store.close()
-
-
-def test_threads_of_one_store_save_one_after_another(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path) as store:
-        writers = [Aside(lambda: [store.save(snapshot_at(1)) for _ in range(5)]) for _ in range(4)]
-        names = [name for writer in writers for name in writer.result()]
-    assert sorted(names) == [f"feed.{n:08d}" for n in range(20)]
 
 
 @pytest.mark.process
@@ -419,8 +282,3 @@ def test_a_child_that_outlives_a_killed_trainer_does_not_hold_its_lock(tmp_path:
             other.put("other", {})
         trainer.stdin.close()
         assert trainer.stdout.readline() == "the child ends\n"
-
-
-def test_the_public_name_is_the_store() -> None:
-    assert feeder.CheckpointStore is CheckpointStore
-    assert repr(CheckpointStore("/x", writer="a")) == "<CheckpointStore '/x', writer 'a'>"

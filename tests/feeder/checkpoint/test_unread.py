@@ -142,12 +142,6 @@ def test_an_old_one_that_cannot_be_read_keeps_no_other_from_being_removed(
     assert (whole.names(), step_of(whole.load())) == (["feed.00000000", "feed.00000002"], 2)
 
 
-def test_a_missing_one_is_told_also_beside_one_that_cannot_be_read(folder: Path) -> None:
-    store = CheckpointStore(folder, fs=Refusing(errno.EACCES, "feed.00000001"))
-    with pytest.raises(feeder.CheckpointError, match=r"there is no checkpoint '.*/other'; the n"):
-        store.get("other")
-
-
 # ---- epochs of a job
 
 

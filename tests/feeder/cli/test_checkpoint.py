@@ -171,16 +171,6 @@ def test_prune_never_removes_the_newest_that_is_whole(
     assert len(store.names("feed.")) == 2
 
 
-def test_prune_leaves_a_folder_alone_that_is_being_written_to(
-    store: CheckpointStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store.claim()
-    status, lines, told = run(capsys, "prune", store.url, "--keep", "1")
-    store.close()
-    assert (status, lines) == (1, [])
-    assert f"has a writer 'feed' already, process {os.getpid()} on " in told
-
-
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [

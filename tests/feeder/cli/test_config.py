@@ -149,11 +149,6 @@ def test_check_refuses_what_serve_would(
             SERVED + "order = 'arrival'\n",
             "feed.toml:2: feed 'train' has order='ar",
         ),
-        (
-            "config check no-feed.toml",
-            "",
-            "configuration 'no-feed.toml' cannot be read: No such file or dir",
-        ),
     ],
 )
 def test_a_configuration_that_cannot_be_served_is_told(
@@ -178,13 +173,3 @@ def test_show_tells_who_gave_what(
         "timeout": "default",
     }
     assert {key: lines[key].rpartition("# ")[2] for key in told} == told
-
-
-def test_where_an_error_comes_from_is_shown_where_it_is_asked_for(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config.write_text("[servre]\n")
-    assert cli.main(["config", "check", "feed.toml", "--debug"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("Traceback ")
-    assert lines[-1].startswith("feeder: feed.toml:1: unknown table 'servre'")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ import xxhash
 
 import feeder
 import served_feeds
-from commands import END_S, READY_S, command, end, folder, serving, started, status, told
+from commands import END_S, command, end, folder, serving, started, status, told
 from feeder.cli import doctor, meter
 from feeder.state.snapshot import Snapshot
 
@@ -179,28 +178,6 @@ def test_consume_saves_its_position_however_it_is_told_to_end(
 
 
 @pytest.mark.process
-def test_consume_ends_at_sigint_before_the_first_batch() -> None:
-    """It waits, since the other queue has no consumer; the terminal tells that it has begun."""
-    master, slave = os.openpty()
-    with (
-        serving("make", "--queues=2"),
-        subprocess.Popen(
-            command("consume", "--queue=1"), stdout=subprocess.PIPE, stderr=slave, text=True
-        ) as process,
-    ):
-        os.close(slave)
-        assert select.select([master], [], [], READY_S)[0], "nothing was shown"
-        process.send_signal(signal.SIGINT)
-        try:
-            out, _ = process.communicate(timeout=END_S)
-        finally:
-            process.kill()
-            os.close(master)
-    assert process.returncode == 0
-    assert out.startswith("0 batches, 0 rows, 0 B in ")
-
-
-@pytest.mark.process
 @pytest.mark.parametrize(
     "words", [["consume"], ["consume", "--feed=more", "--every=1"], ["checkpoint", "list", "."]],
     ids=" ".join,
@@ -264,17 +241,6 @@ def test_meter_digests_arrays_of_every_layout() -> None:
 
 
 # ---- doctor ADDR
-
-
-def test_doctor_finds_a_server_and_takes_no_queue(
-    addresses: tuple[str, ...], expected: list[feeder.Batch], capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(doctor, "ANSWER_S", 10.0)
-    for _ in range(2):
-        assert status("doctor", "ipc://a") == 0
-        assert capsys.readouterr().out.endswith("ok       a server answers at 'ipc://a'\n")
-    assert consumed(capsys, "ipc://a")[0][-1] == digest(expected)
 
 
 def test_doctor_tells_silence_and_strangers(

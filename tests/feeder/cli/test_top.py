@@ -23,7 +23,6 @@ from conformance.served import reading, serving
 from feeder import cli
 from feeder.cli.frames import make_frame, plain
 from feeder.observe.status.history import History
-from feeder.observe.status.port import StatusPort
 from figures import consumer, feed, figures, queue, service, worker
 from small import Pure, make
 
@@ -155,15 +154,6 @@ def test_what_cannot_be_shown_is_told(
 ) -> None:
     assert cli.main(words.split()) != 0
     assert says in told(capsys)
-
-
-def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with StatusPort(0, lambda: figures()) as port:
-        place = port.url.removeprefix("http://").rstrip("/")
-        assert cli.main(["serve", "served_feeds:make", "--bind=ipc://a", "--status", place]) != 0
-    line = told(capsys)
-    assert line.startswith("--status: cannot show the status at ")
-    assert "in use" in line
 
 
 def test_without_rich_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from functools import partial
 from typing import Any
 
 import pytest
@@ -31,18 +30,6 @@ def test_a_feed_with_several_devices_is_taken_from_by_device() -> None:
 
 def take(device: feeder.DeviceFeed, num: int) -> list[int]:
     return [next(device).step for _ in range(num)]
-
-
-@pytest.mark.parametrize("ahead", [1, 5, 20])
-def test_one_thread_may_take_from_the_devices_in_any_order(ahead: int) -> None:
-    """As far as the bound lets one device run ahead of the other."""
-    for _ in range(20):
-        with make(Pure(200, 4), devices=2, max_buffered_batches=2 * ahead + 2) as coordinator:
-            feed = coordinator["train"]
-            for step in range(0, 200 - 200 % (2 * ahead), 2 * ahead):
-                for device in range(2):
-                    got = Aside(partial(take, feed.on(device), ahead))
-                    assert got.result() == [step + 2 * i + device for i in range(ahead)]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:2", 2, -1, None, 1.0], ids=repr)
@@ -172,20 +159,6 @@ def test_a_device_that_is_read_to_its_end_before_the_next_raises_after_the_timeo
         steps += [batch.step for batch in feed.on(0)]
         assert steps == list(range(0, 1000, 2))
         assert second.result() == list(range(1, 1000, 2))
-
-
-def test_the_wait_for_a_slow_fetch_function_says_so(
-    signal: Signal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feeder.devices.host._SLOW_S", 0.05)
-
-    def fetch(call: feeder.Call) -> Any:
-        assert signal.logged.wait(WAIT_S)
-        return chunk(0, call.index, 4)
-
-    with make(fetch) as coordinator:
-        assert next(coordinator["train"]).step == 0
-    assert re.fullmatch(SLOW_FETCH, signal.lines[0])
 
 
 def test_a_fetch_function_that_gives_nothing_is_logged_again_and_again(

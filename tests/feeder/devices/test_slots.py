@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -54,24 +53,6 @@ def assert_is(batch: feeder.Batch, step: int) -> None:
     assert batch.step == step
     assert batch["number"].tolist() == wanted(step)
     assert batch["block"].tolist() == [[number] * WIDTH for number in wanted(step)]
-
-
-@pytest.mark.parametrize("rows", [1, 3, 4, 9])
-def test_a_list_of_a_feed_holds_different_batches(rows: int) -> None:
-    with blocks(1200 // rows, rows) as coordinator:
-        batches = list(coordinator["train"])
-    assert len(batches) == 1200 // rows * rows // 4 + (1200 // rows * rows % 4 > 0)
-    for step, batch in enumerate(batches[:-1]):
-        assert_is(batch, step)
-
-
-def test_batches_outlive_their_feed() -> None:
-    with blocks() as coordinator:
-        batches = [next(coordinator["train"]) for _ in range(10)]
-    del coordinator
-    gc.collect()
-    for step, batch in enumerate(batches):
-        assert_is(batch, step)
 
 
 class Rows:
@@ -167,35 +148,6 @@ def test_a_view_of_any_kind_keeps_its_slot(view: Callable[[np.ndarray], Any]) ->
     assert slots.num_leased == 0
 
 
-def test_one_column_keeps_the_slot_of_all() -> None:
-    with blocks() as coordinator:
-        feed = coordinator["train"]
-        numbers = [next(feed)["number"] for _ in range(5)]
-        for _ in range(100):
-            next(feed)
-        assert [array.tolist() for array in numbers] == [wanted(step) for step in range(5)]
-
-
-def test_a_shorter_batch_keeps_its_slot_too() -> None:
-    with make(Blocks(3), ["block", "number"], 4, epochs=100) as coordinator:
-        kept = [batch["number"] for batch in coordinator["train"] if batch.index == 2]
-    assert [array.tolist() for array in kept] == [[9]] * 100
-
-
-def test_random_views_are_never_written_over() -> None:
-    random = np.random.default_rng(5)
-    kept: list[tuple[int, Any]] = []
-    with blocks(2000) as coordinator:
-        for step, batch in enumerate(coordinator["train"]):
-            if random.random() < 0.2:
-                kept.append((step, batch["number"][random.integers(0, 3) :]))
-            if kept and random.random() < 0.2:
-                then, view = kept.pop(random.integers(len(kept)))
-                assert view.tolist() == wanted(then)[-len(view) :]
-    for then, view in kept:
-        assert view.tolist() == wanted(then)[-len(view) :]
-
-
 def test_batches_may_be_dropped_by_other_threads_and_by_the_garbage_collector() -> None:
     class Cycle:
         def __init__(self, batch: feeder.Batch) -> None:
@@ -228,17 +180,6 @@ def test_arrays_are_aligned_and_read_only() -> None:
                     array[0] = 0
 
 
-def test_writable_batches_share_nothing() -> None:
-    with blocks(100, writable=True) as coordinator:
-        batches = list(coordinator["train"])
-    for step, batch in enumerate(batches):
-        assert_is(batch, step)
-        batch["block"][:] = -step
-        batch["number"][:] = -step
-    for step, batch in enumerate(batches):
-        assert set(batch["number"]) == set(batch["block"].ravel()) == {-step}
-
-
 def test_a_batch_may_be_dropped_after_its_feed_and_frees_all() -> None:
     with blocks() as coordinator:
         batch = next(coordinator["train"])
@@ -269,15 +210,6 @@ def columns_of_blocks() -> Any:
         next(coordinator["train"])
         (stream,) = coordinator["train"].streams
         return stream.pipeline.schema.columns
-
-
-def test_a_lease_that_ends_in_another_thread_frees_the_slot() -> None:
-    slots = HostSlots()
-    held = [slots.take_slot(0, columns_of_blocks(), 4).lease(4)]
-    thread = threading.Thread(target=held.clear)
-    thread.start()
-    thread.join()
-    assert (slots.num_leased, len(slots._free)) == (0, 1)
 
 
 @pytest.mark.parametrize("writable", [False, True])

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import feeder
 from feeder.devices import host
 from feeder.devices.host import HostQueue
 from feeder.waking import OneShotEvent
@@ -71,26 +70,6 @@ def test_nobody_waits_long(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) ->
     with queue._lock:
         queue._wake_all()
     assert [*user.result()] == [ANY]
-
-
-def test_a_close_ends_the_moment(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    user = take_beside(queue, monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(queue, "_wake_all", lambda: None)
-        queue.put([ANY])
-    waits, wait = threading.Event(), queue._drained.wait
-
-    def noted(seconds: float) -> bool:
-        waits.set()
-        return wait(seconds)
-
-    monkeypatch.setattr(queue._drained, "wait", noted)
-    merge = Aside(queue.yield_to_user)
-    assert waits.wait(WAIT_S)
-    queue.close()
-    merge.result()
-    with pytest.raises(feeder.ClosedError):
-        user.result()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""Loops over one epoch at a time, in process and served."""
+"""Loops over a feed: once, and one epoch at a time; in process and served."""
 
 from __future__ import annotations
 
 import gc
 import pickle  # noqa: TID251  (users may send batches through it)
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, Held, Pure, ids, make
+from small import WAIT_S, Aside, Held, Pure, ids, make
 
 pytestmark = pytest.mark.served
 
@@ -108,16 +109,6 @@ def test_the_last_batch_of_an_epoch_says_so(
     assert [batch.last_of_epoch for batch in batches] == expected
 
 
-def test_of_each_device_its_own_last_batch_says_so(stack: ExitStack) -> None:
-    settings = {"epochs": 2, "devices": 2, "rounds": "epoch", "last_round": "pad"}
-    feed = in_process(stack, Pure(NUM_CALLS, ROWS), settings)
-    found = {0: [], 1: []}
-    for left, right in zip(feed.on(0), feed.on(1), strict=True):
-        found[0].append((left.epoch, left.last_of_epoch))
-        found[1].append((right.epoch, right.last_of_epoch))
-    assert found[0] == found[1] == [(0, False), (0, True), (1, False), (1, True)]
-
-
 def test_to_ask_for_the_last_waits_for_no_more_than_the_next_batch(stack: ExitStack) -> None:
     fetch = Held(chunks_before=2)
     feed = in_process(stack, fetch, {"num_worker_threads": 1, "last_batch": "keep"})
@@ -198,3 +189,50 @@ def test_a_batch_is_moved_as_a_mapping(stack: ExitStack, read: Open) -> None:
     with pytest.raises(feeder.FeedError, match="has no place in a stream"):
         _ = there.cut
     assert pickle.loads(pickle.dumps(there)).keys() == batch.keys()
+
+
+# ---- a feed is read once, and by one thread at a time: anything else raises
+
+
+@all_readers
+@pytest.mark.parametrize(("epochs", "said"), [(1, "its one epoch"), (2, "its 2 epochs")])
+def test_a_loop_over_what_was_read_to_the_end_raises(
+    stack: ExitStack, read: Open, epochs: int, said: str
+) -> None:
+    feed = read(stack, Pure(4, 4), {"epochs": epochs})
+    counts = []
+    with pytest.raises(feeder.ConfigError, match=rf"feed 'train' .*{said}.*epochs="):
+        for _ in range(2):
+            counts.append(sum(1 for _ in feed))
+    assert counts == [4 * epochs]
+    with pytest.raises(StopIteration):
+        next(feed)
+
+
+@all_readers
+def test_a_second_thread_in_next_raises_and_loses_nothing(stack: ExitStack, read: Open) -> None:
+    fetch = Held(chunks_before=1)
+    settings = {"num_worker_threads": 1, "last_batch": "keep"}
+    feed = read(stack, fetch, settings)
+    stack.callback(fetch.release)
+    first = next(feed)
+    assert fetch.entered.wait(WAIT_S)
+    waiting = Aside(lambda: list(feed))
+    for _ in range(int(WAIT_S / 0.001)):
+        if feed_is_read(feed):
+            break
+        threading.Event().wait(0.001)
+    for _ in range(3):
+        with pytest.raises(feeder.FeedError, match="another thread is in it"):
+            next(feed)
+    fetch.release()
+    assert waiting.result() == []
+    assert first.rows == 4
+    with pytest.raises(StopIteration):
+        next(feed)
+
+
+def feed_is_read(feed: Any) -> bool:
+    """Whether a thread is in `next`."""
+    reader = feed if hasattr(feed, "_is_read") else feed.on(0)
+    return bool(reader._is_read)

@@ -25,7 +25,7 @@ from feeder.feeds.stream import Progress, Stream
 from feeder.service.server.group import ConsumerGroup
 from feeder.waking import OneShotEvent, Waker
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.stats import Handed, Stopwatch
+from feeder.workers.stats import Handed
 from feeder.workers.stream.position import LazyPosition
 from feeds import make
 
@@ -124,25 +124,6 @@ def interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str, *, is_done
     patch.setattr(owner, name, interrupted)
 
 
-@pytest.mark.parametrize("is_done", [False, True])
-def test_nor_does_one_of_several_devices(monkeypatch: pytest.MonkeyPatch, is_done: bool) -> None:
-    with reading("in process", 2) as (feed, state_dict):
-        left, right = feed.on(0), feed.on(1)
-        ids = [int(next(queue)["id"][0]) for _ in range(3) for queue in (left, right)]
-        ids += [int(next(left)["id"][0])]
-        with monkeypatch.context() as patch:
-            interrupt_once(patch, Progress, "note", is_done=is_done)
-            with pytest.raises(Interrupt):
-                next(right)
-        check_position(state_dict(), 6)
-        ids += [int(next(right)["id"][0])]
-        assert ids == list(range(8))
-        state = state_dict()
-        rest = [int(batch["id"][0]) for pair in zip(left, right, strict=True) for batch in pair]
-    assert ids + rest == list(range(NUM_BATCHES))
-    check_position(state, 8)
-
-
 def test_a_device_may_take_its_last_batch_back_whatever_the_others_do() -> None:
     progress, places = (
         Progress(2),
@@ -223,33 +204,6 @@ def step_of(stream: Stream) -> int:
     return place.step
 
 
-@pytest.mark.parametrize("every", [10, 1000])
-def test_what_is_interrupted_at_a_trigger_or_the_end_is_done_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int
-) -> None:
-    policy = feeder.Checkpointing(tmp_path, every_batches=every)
-    with factory(coordinator=feeder.Coordinator(policy)) as coordinator:
-        feed, ids, marked = coordinator["train"], list[int](), list[int]()
-        (stream,) = feed.streams
-        assert stream.triggers is not None
-
-        def reached() -> None:
-            marked.append(step_of(stream))
-            if len(marked) % 2:
-                raise Interrupt
-
-        monkeypatch.setattr(stream.triggers, "fire", reached)
-        while True:
-            try:
-                read(feed, ids)
-            except Interrupt:
-                continue
-            break
-    assert ids == list(range(NUM_BATCHES))
-    marks = [*range(every, NUM_BATCHES + 1, every), NUM_BATCHES]
-    assert marked == [mark for mark in marks for _ in range(2)]
-
-
 def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
     queue = HostQueue(4, lambda: "")
     # What is left of a wait that is interrupted as it begins.
@@ -264,15 +218,6 @@ def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
     queue.close()
     reader.join()
     assert len(got[0]) == 1
-
-
-def test_the_clock_of_a_wait_that_was_interrupted_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = HostQueue(4, lambda: "")
-    with monkeypatch.context() as patch:
-        interrupt_once(patch, Stopwatch, "start", is_done=True)
-        with pytest.raises(Interrupt):
-            queue.get()
-    assert queue.waited_since is None
 
 
 # A finaliser that is interrupted says so to nobody else.
@@ -336,20 +281,3 @@ def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> Non
     queue.close()
     writer.join()
     assert not is_stuck
-
-
-@pytest.mark.usefixtures("exact_bound")
-def test_who_makes_batches_is_woken_though_another_was_to_be() -> None:
-    with factory(max_buffered_batches=1) as coordinator:
-        feed, ids = coordinator["train"], list[int]()
-        channel = feed.streams[0].pipeline.channel
-        while not channel._room._waiters:
-            threading.Event().wait(0.001)
-        stale = threading.Lock()
-        stale.acquire()
-        with channel._lock:
-            channel._room._waiters.appendleft(stale)
-        reader = threading.Thread(target=read, args=(feed, ids))
-        reader.start()
-        reader.join(5.0)
-        assert not reader.is_alive() and ids == list(range(NUM_BATCHES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,10 +15,8 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.devices import host
-from feeder.waking import OneShotEvent
 from feeder.workers.stats import Waits
-from small import WAIT_S, Aside, Counted, Held, Pure, chunk, ids, make
+from small import WAIT_S, Counted, Pure, ids, make
 
 PACKAGE = str(Path(feeder.__file__).parent)
 
@@ -61,49 +60,6 @@ def test_use_after_the_stop_is_an_error(
     for _ in range(2):
         with pytest.raises(feeder.ClosedError, match=r"^(the feed|feed '\w+') is stopped$"):
             use(coordinator)
-
-
-def test_a_coordinator_that_was_never_started_is_stopped_too() -> None:
-    coordinator = make(Pure())
-    assert coordinator.stop() is True
-    with pytest.raises(feeder.ClosedError):
-        coordinator.start()
-
-
-def test_the_end_of_the_stream_is_told_again_and_again() -> None:
-    with make(Pure()) as coordinator:
-        assert len(list(coordinator["train"])) == 4
-        for _ in range(3):
-            with pytest.raises(StopIteration):
-                next(coordinator["train"])
-
-
-def test_positions_may_be_asked_for_at_any_time() -> None:
-    coordinator = make(Pure())
-    feed = coordinator["train"]
-    first = coordinator.state_dict()
-    assert feed.state_dict() == first == make(Pure()).state_dict()
-    with coordinator:
-        assert coordinator.state_dict() == first
-        list(feed)
-        last = coordinator.state_dict()
-        assert feed.state_dict() == last != first
-    assert coordinator.state_dict() == feed.state_dict() == last
-    assert bytes(coordinator.snapshot()) == bytes(feed.snapshot())
-
-
-@pytest.mark.usefixtures("exact_bound")
-def test_start_and_stop_may_be_said_twice() -> None:
-    # More than fits in, so that no thread comes to its end before a batch is taken.
-    coordinator = make(Pure(100), max_buffered_batches=1)
-    coordinator.start()
-    threads = feeder_threads()
-    coordinator.start()
-    assert feeder_threads() == threads
-    assert ids(coordinator["train"]) == [100 * call + i for call in range(100) for i in (1, 2, 3)]
-    assert coordinator.stop() is True
-    assert coordinator.stop() is True
-    assert feeder_threads() == []
 
 
 def ids_of_a_fresh_feed() -> list[int]:
@@ -171,16 +127,6 @@ def test_one_feed_is_stopped_by_its_name() -> None:
             next(coordinator["val"])
 
 
-def test_a_feed_that_was_stopped_by_name_is_made_anew() -> None:
-    with make(Pure()) as coordinator:
-        next(coordinator["train"])
-        snapshot = coordinator.snapshot()
-        coordinator.stop("train")
-        make(Pure(), coordinator=coordinator, resume=snapshot)
-        coordinator.start()
-        assert next(coordinator["train"]).step == 1
-
-
 @pytest.mark.parametrize("method", ["stop", "__getitem__"])
 def test_an_unknown_name_is_told_with_those_that_there_are(method: str) -> None:
     coordinator = make(Pure())
@@ -214,22 +160,6 @@ def test_what_init_fun_raises_reaches_the_user_and_nothing_is_started() -> None:
     assert calls == []
 
 
-def test_init_fun_runs_once_for_each_feed_one_after_another_before_any_thread() -> None:
-    ran: list[tuple[str, list[str]]] = []
-
-    def begin(feed: feeder.Feed, coordinator: feeder.Coordinator) -> None:
-        ran.append((feed.name, feeder_threads()))
-
-    coordinator = make(Pure(), init_fun=begin)
-    make(Pure(), input_source_name="val", init_fun=begin, coordinator=coordinator)
-    with coordinator:
-        coordinator.start()
-        assert ran == [("train", []), ("val", [])]
-        make(Pure(), input_source_name="test", init_fun=begin, coordinator=coordinator)
-        coordinator.start()
-    assert [name for name, _ in ran] == ["train", "val", "test"]
-
-
 def test_init_fun_is_not_run_again_after_another_feeds_has_failed() -> None:
     ran = []
 
@@ -249,29 +179,6 @@ def test_init_fun_is_not_run_again_after_another_feeds_has_failed() -> None:
         assert ran == ["train", "val", "val"]
 
 
-def test_feeds_with_the_same_input_names_never_mix() -> None:
-    class Numbered(Counted):
-        def __init__(self, feed: int) -> None:
-            super().__init__(60)
-            self.feed = feed
-
-        def __call__(self, worker_id: int, batch_size: int) -> Any:
-            return (super().__call__(worker_id, batch_size)[0] + 10**6 * self.feed,)
-
-    coordinator = feeder.Coordinator()
-    names = ["train", "val", "test"]
-    for i, name in enumerate(names):
-        make(Numbered(i), input_source_name=name, batch_size=3 + i, coordinator=coordinator)
-    with coordinator:
-        takers = [Aside(lambda name=name: ids(coordinator[name])) for name in names]
-        got = [taker.result() for taker in takers]
-    wanted = [
-        int(v) for call in range(60) for worker in range(2) for v in chunk(worker, call, 3)[0]
-    ]
-    for i, values in enumerate(got):
-        assert values == [value + 10**6 * i for value in wanted]
-
-
 def test_an_error_in_one_feed_leaves_the_others_running() -> None:
     def fail(call: feeder.Call) -> Any:
         raise Trouble
@@ -282,24 +189,6 @@ def test_an_error_in_one_feed_leaves_the_others_running() -> None:
         with pytest.raises(feeder.FetchError):
             next(coordinator["train"])
         assert ids(coordinator["val"]) == ids_of_a_fresh_feed()
-
-
-def test_an_error_in_the_with_block_is_what_the_user_sees() -> None:
-    held = Held()
-    with pytest.raises(Trouble), make(held, num_worker_threads=1):
-        assert held.entered.wait(WAIT_S)
-        held.release()
-        raise Trouble
-    assert feeder_threads() == []
-
-
-def test_a_block_that_was_not_entered_stops_what_was_started() -> None:
-    coordinator = make(Pure(), epochs=None)
-    coordinator.start()
-    with contextlib.ExitStack() as stack:
-        stack.push(coordinator)
-    with pytest.raises(feeder.ClosedError):
-        next(coordinator["train"])
 
 
 def test_of_nested_blocks_the_outermost_stops() -> None:
@@ -338,25 +227,6 @@ def test_where_a_thread_cannot_be_started_none_is_left_and_nothing_hangs(
     for name in ("train", "val"):
         with pytest.raises(feeder.ClosedError):
             next(coordinator[name])
-
-
-def test_the_end_is_told_to_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, come = host.HostQueue(4, lambda: "it"), threading.Semaphore(0)
-    monkeypatch.setattr(host, "_SLOW_S", 10 * WAIT_S)  # Nobody looks by himself.
-    wait = OneShotEvent.wait
-
-    def noted(bell: OneShotEvent, seconds: float) -> bool:
-        come.release()
-        return wait(bell, seconds)
-
-    monkeypatch.setattr(OneShotEvent, "wait", noted)
-    waiting = [Aside(queue.get) for _ in range(3)]
-    for _ in waiting:
-        assert come.acquire(timeout=WAIT_S)
-    queue.finish(feeder.FeedError("over"))
-    for aside in waiting:
-        with pytest.raises(feeder.FeedError, match="over"):
-            aside.result()
 
 
 @contextlib.contextmanager
@@ -477,15 +347,6 @@ def test_a_feed_that_is_over_is_replaced_as_where_a_cell_is_run_again() -> None:
         assert ids(coordinator["train"]) == first
 
 
-def test_a_queue_is_never_told_to_be_fuller_than_full() -> None:
-    """What a user's thread has taken at once, and not handed out yet, waits as well."""
-    coordinator = make(Pure())
-    (stream,) = coordinator["train"].streams
-    stream.counted.queued[0] += 2 * stream.queues[0].capacity
-    (queue,) = coordinator.figures().feeds[0].queues
-    assert queue.waiting == queue.capacity
-
-
 def test_figures_tell_how_far_the_epoch_is() -> None:
     source = feeder.sources.arrays(np.arange(20))
     coordinator = feeder.init_data_input_workers(
@@ -518,3 +379,79 @@ def test_the_waits_of_a_stopwatch_have_quantiles() -> None:
     assert 0.001 <= waits.quantile(0.5) <= 0.0012
     assert 0.001 <= waits.quantile(0.98) <= 0.0012
     assert 5.0 <= waits.quantile(0.99) <= 6.0
+
+
+# ---- external loggers: given the statistics now and then and at the stop, whatever they do
+
+
+class BrokenLog:
+    def log(self, stats: dict[str, Any]) -> None:
+        raise Trouble("the metrics are away")
+
+
+def test_an_external_logger_that_raises_does_not_disturb_the_feed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.feeds.stream._LOG_EVERY_S", 0.0)
+    with caplog.at_level(logging.ERROR, logger="feeder"):
+        with make(Pure(), external_loggers=[BrokenLog()]) as coordinator:
+            assert len(ids(coordinator["train"])) == 15
+        assert coordinator.stop() is True
+    messages = {record.message for record in caplog.records}
+    assert len(messages) == 1
+    assert messages.pop().startswith("external logger <")
+    assert all(record.exc_info and record.exc_info[0] is Trouble for record in caplog.records)
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def log(self, stats: dict[str, Any]) -> None:
+        self.lines.append(stats)
+
+
+def test_the_last_verdict_says_what_held_a_stopped_feed_up() -> None:
+    log = Log()
+    with make(Pure(), epochs=None, external_loggers=[log]) as coordinator:
+        next(coordinator["train"])
+    told = log.lines[-1]["verdict"]
+    assert told.startswith("stopped (after ") and "; until then " in told
+
+
+def test_statistics_are_logged_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    monkeypatch.setattr("feeder.feeds.stream._LOG_EVERY_S", 0.0)
+    with make(Pure(), external_loggers=[log]) as coordinator:
+        list(coordinator["train"])
+        assert log.lines
+    assert [line["batches"] for line in log.lines] == sorted(line["batches"] for line in log.lines)
+    assert log.lines[-1]["rows"] == 15
+
+
+class Quitter:
+    """An external logger that ends the thread that it is called in, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def log(self, stats: dict[str, Any]) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise SystemExit(1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("times", [1, 2])
+def test_whatever_is_raised_while_batches_are_made_reaches_the_user(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        return [np.ones(1)]
+
+    monkeypatch.setattr("feeder.feeds.stream._LOG_EVERY_S", 0.0)
+    with (
+        make(fetch, ["x"], 4, external_loggers=[Quitter(times)]) as coordinator,
+        pytest.raises(feeder.FeedError, match="the enqueuer failed: SystemExit: 1"),
+    ):
+        list(coordinator["train"])

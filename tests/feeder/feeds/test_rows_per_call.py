@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,77 +115,6 @@ def test_a_call_that_gives_another_number_of_rows_is_named(
 
 
 @both
-def test_only_the_last_call_of_an_epoch_gives_fewer(running: Any) -> None:
-    def fetch(call: Call) -> Any:
-        array = call.empty((1 if call.index == END - 1 else 2,), np.int64)
-        array[:] = rows_of(call)[: len(array)]
-        return (array,)
-
-    second = [row + 1000 for row in WHOLE[:-1]]
-    assert all_of(running, fetch, epochs=2) == WHOLE[:-1] + second
-
-
-@both
-@threads
-def test_a_call_that_raises_half_way_is_made_again(running: Any, num_threads: int) -> None:
-    raised = set()
-
-    def fetch(call: Call) -> Any:
-        rows = rows_of(call)
-        array = call.empty((2,), np.int64)
-        array[0] = -1
-        if call.index % 3 == 2 and call.index not in raised:
-            raised.add(call.index)
-            raise OSError("the disk is away")
-        array[:] = rows
-        return (array,)
-
-    settings = {"retries": 1, "retry_backoff_s": 0.0, "num_threads": num_threads}
-    assert all_of(running, fetch, **settings) == WHOLE
-
-
-@both
-def test_what_a_call_wrote_before_it_raised_is_never_seen(running: Any) -> None:
-    def fetch(call: Call) -> Any:
-        rows = rows_of(call)
-        array = call.empty((2,), np.int64)
-        array[:] = -1
-        if call.index == 9:
-            raise OSError("the disk is away")
-        array[:] = rows
-        return (array,)
-
-    got: list[int] = []
-    with running(fetch) as feed, pytest.raises(feeder.FetchError, match="the disk is away"):
-        for batch in feed:
-            got += batch["x"].tolist()
-    assert got == WHOLE[:16]
-
-
-@both
-def test_a_batch_is_not_seen_before_all_its_calls_have_returned(running: Any) -> None:
-    waiting, goes_on = threading.Event(), threading.Event()
-
-    def fetch(call: Call) -> Any:
-        rows = rows_of(call)
-        array = call.empty((2,), np.int64)
-        array[:] = rows
-        if call.index == 10:
-            array[:] = -1
-            waiting.set()
-            assert goes_on.wait(10)
-            array[:] = rows
-        return (array,)
-
-    with running(fetch, num_threads=2) as feed:
-        got = [row for _ in range(5) for row in next(feed)["x"].tolist()]
-        assert waiting.wait(10)
-        goes_on.set()
-        got += [row for batch in feed for row in batch["x"].tolist()]
-    assert got == WHOLE
-
-
-@both
 def test_who_keeps_the_arrays_cannot_write_to_a_batch(running: Any) -> None:
     kept: list[Any] = []
 
@@ -236,19 +164,6 @@ def test_a_server_says_so_where_the_arrays_of_all_calls_are_kept() -> None:
             assert batch["x"].all()
 
 
-@both
-def test_the_call_has_no_place_once_it_has_returned(running: Any) -> None:
-    calls = []
-
-    def fetch(call: Call) -> Any:
-        calls.append((call, call.out is not None))
-        return give(call)
-
-    assert all_of(running, fetch) == WHOLE
-    assert any(had for _, had in calls)
-    assert all(call.out is None for call, _ in calls)
-
-
 Way = Callable[[Call, np.ndarray, np.ndarray], Any]
 
 
@@ -259,14 +174,6 @@ def swapped(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
         return x, y
     out["x"][:], out["y"][:] = y, x
     return {"x": out["y"], "y": out["x"]}
-
-
-def reversed_rows(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
-    out = call.out
-    if out is None:
-        return x, y
-    out["x"][:], out["y"][:] = x[::-1], y
-    return {"x": out["x"][::-1], "y": out["y"]}
 
 
 def one_twice(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
@@ -292,12 +199,6 @@ def of_the_call_before(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
 
 
 last: list[Any] = []
-
-
-def other_memory(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
-    for array in (call.out or {}).values():
-        array[:] = -1
-    return x, y
 
 
 def as_a_subclass(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
@@ -328,10 +229,7 @@ def read_as_bytes(call: Call, x: np.ndarray, y: np.ndarray) -> Any:
     return array, y
 
 
-WAYS = (
-    swapped, reversed_rows, one_twice, of_the_call_before, other_memory, as_a_subclass,
-    in_other_bytes, read_as_bytes,
-)  # fmt: skip
+WAYS = (swapped, one_twice, of_the_call_before, as_a_subclass, in_other_bytes, read_as_bytes)
 
 
 @both
@@ -348,59 +246,6 @@ def test_whatever_is_returned_is_the_batch(running: Any, way: Way, batch_size: i
     last.clear()
     assert [row for x, _ in batches for row in x] == WHOLE
     assert [-row for _, y in batches for row in y] == WHOLE
-
-
-@both
-def test_a_call_that_gives_nothing_right_now_is_made_again(running: Any) -> None:
-    asked = set()
-
-    def fetch(call: Call) -> Any:
-        if call.index % 2 and call.index not in asked:
-            asked.add(call.index)
-            return None
-        return give(call)
-
-    assert all_of(running, fetch) == WHOLE
-
-
-def test_without_the_setting_empty_gives_memory_that_is_used_again() -> None:
-    addresses = set()
-
-    def fetch(call: Call) -> Any:
-        assert call.out is None
-        if call.index >= 50:
-            raise StopIteration
-        array = call.empty((4, 200_000), np.uint8)
-        assert call.empty(3, np.int16).shape == call.empty(np.int64(3), np.int16).shape == (3,)
-        array[:] = 1 + call.index
-        addresses.add(array.ctypes.data)
-        return (array,)
-
-    with in_process(fetch, rows_per_call=None, max_buffered_batches=2) as feed:
-        assert [int(batch["x"].min()) for batch in feed] == list(range(1, 51))
-    assert len(addresses) < 25
-
-
-def test_the_bound_holds() -> None:
-    """What is buffered stays below it, and slots that are taken ahead are few."""
-    addresses = set()
-
-    def fetch(call: Call) -> Any:
-        array = call.empty((1, 100_000), np.uint8)
-        addresses.add(array.ctypes.data)
-        if call.index >= 200:
-            raise StopIteration
-        array[:] = 1 + call.index
-        return (array,)
-
-    settings: dict[str, Any] = {"batch_size": 1, "rows_per_call": 1, "num_threads": 4}
-    with in_process(
-        fetch, max_buffered_batches=100, max_buffered_bytes=600_000, **settings
-    ) as feed:
-        assert [int(batch["x"][0, 0]) for batch in feed] == list(range(1, 201))
-        assert feed.stats()["peak_buffered_bytes"] <= 1_000_000
-    # Six are buffered, four are written, one is taken and one is the user's.
-    assert len(addresses) < 40
 
 
 @pytest.mark.parametrize("debug", ("", "1"))
@@ -437,33 +282,6 @@ def test_a_source_that_leaves_records_out_is_refused() -> None:
     source = feeder.sources.records([1, 2, 3], on_error="skip")
     with pytest.raises(feeder.ConfigError, match="leaves out defective records"):
         make(source)
-
-
-NUMBERS = np.arange(48).reshape(24, 2)
-
-SOURCES: dict[str, Callable[[Any, Any], feeder.sources.Source]] = {
-    "records": lambda rows, path: feeder.sources.records(list(rows)),
-    "arrays": lambda rows, path: feeder.sources.arrays(rows),
-    "shuffled arrays": lambda rows, path: feeder.sources.arrays(rows, random_shuffle=True),
-    "tokens": lambda rows, path: feeder.sources.tokens(path, 2, rows.dtype),
-    "cast tokens": lambda rows, path: feeder.sources.tokens(path, 2, rows.dtype, as_type="i8"),
-}
-
-
-@both
-@pytest.mark.parametrize("dtype", ("<i4", ">i4"))
-@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_sources_write_the_rows_that_they_give_elsewhere(
-    running: Any, source: Any, dtype: str, tmp_path: Path
-) -> None:
-    rows, path = NUMBERS.astype(dtype), tmp_path / "tokens.bin"
-    rows.tofile(path)
-    given = []
-    for rows_per_call in (None, 4):
-        with running(source(rows, path), rows_per_call=rows_per_call, epochs=2) as feed:
-            given.append([row for batch in feed for row in batch["x"].tolist()])
-    assert given[0] == given[1]
-    assert sorted(given[0]) == sorted(NUMBERS.tolist() * 2)
 
 
 def test_the_queues_of_a_server_have_to_share_the_rows_evenly() -> None:

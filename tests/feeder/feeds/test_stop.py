@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
-from feeder.workers.fetch.threads import ThreadGroup
-from small import WAIT_S, Aside, Held, Pure, chunk, ids, make
+from small import WAIT_S, Aside, Held, Pure, chunk, make
 
 FAST_S = 4.0
 """More than any stop takes on a busy machine, less than any time-out in the library."""
@@ -40,30 +37,6 @@ class Endless:
         return self._result
 
 
-ROWS = (np.ones(4, np.int64),)
-
-
-@pytest.mark.usefixtures("exact_bound")
-@pytest.mark.parametrize("num_workers", [1, 8])
-@pytest.mark.parametrize("taken", [0, 1, 5])
-def test_fetchers_that_are_blocked_at_the_bound_end(num_workers: int, taken: int) -> None:
-    fetch = Endless(taken + 3 + 2 * num_workers, ROWS)
-    coordinator = make(fetch, max_buffered_batches=2, num_worker_threads=num_workers)
-    coordinator.start()
-    for _ in range(taken):
-        next(coordinator["train"])
-    assert not fetch.called.wait(0.05)
-    stop_fast(coordinator)
-
-
-def test_a_fetch_function_that_returns_none_does_not_hold_up_the_stop() -> None:
-    fetch = Endless(20)
-    coordinator = make(fetch)
-    coordinator.start()
-    assert fetch.called.wait(WAIT_S)
-    stop_fast(coordinator)
-
-
 def test_a_retry_that_is_put_off_does_not_hold_up_the_stop() -> None:
     failed = threading.Event()
 
@@ -74,19 +47,6 @@ def test_a_retry_that_is_put_off_does_not_hold_up_the_stop() -> None:
     coordinator = make(fetch, retries=5, retry_backoff_s=1000.0)
     coordinator.start()
     assert failed.wait(WAIT_S)
-    stop_fast(coordinator)
-
-
-def test_a_replay_does_not_hold_up_the_stop() -> None:
-    with make(Endless(1, ROWS)) as coordinator:
-        for _ in range(10):
-            next(coordinator["train"])
-        state = coordinator.state_dict()
-    fetch = Endless(20)  # gives None: the replay does not come to its end
-    with pytest.warns(feeder.ReplayWarning):
-        coordinator = make(fetch, resume=state)
-    coordinator.start()
-    assert fetch.called.wait(WAIT_S)
     stop_fast(coordinator)
 
 
@@ -102,41 +62,6 @@ def test_a_user_who_waits_in_another_thread_is_woken(num_devices: int) -> None:
     for user in waiting:
         with pytest.raises(feeder.ClosedError, match=r"^(the feed|feed '\w+') is stopped$"):
             user.result()
-
-
-@pytest.mark.usefixtures("exact_bound")
-def test_a_batcher_that_waits_for_a_device_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = threading.Event()
-    monkeypatch.setattr("feeder.devices.host._SLOW_S", 0.02)
-    monkeypatch.setattr("feeder.devices.host.logger.warning", lambda *_: full.set())
-    coordinator = make(Pure(10_000, 4), devices=2, max_buffered_batches=2)
-    coordinator.start()
-    taker = Aside(lambda: list(coordinator["train"].on(0)))  # and nobody takes from the other
-    assert full.wait(WAIT_S)
-    stop_fast(coordinator)
-    with pytest.raises(feeder.ClosedError):
-        taker.result()
-
-
-def test_a_stop_between_the_wait_and_the_batch_is_a_closed_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    coordinator = make(Pure(50))
-    coordinator.start()
-    (queue,) = coordinator["train"].streams[0].queues
-    get = queue.get
-
-    def get_and_stop() -> Any:
-        got = get()
-        coordinator.stop()
-        return got
-
-    monkeypatch.setattr(queue, "get", get_and_stop)
-    with contextlib.suppress(feeder.ClosedError):
-        next(coordinator["train"])  # the batch that was got may be handed out
-    for _ in range(3):
-        with pytest.raises(feeder.ClosedError, match=r"^(the feed|feed '\w+') is stopped$"):
-            next(coordinator["train"])
 
 
 def test_stopping_at_any_moment_ends_all() -> None:
@@ -158,13 +83,6 @@ def take_from_all(feed: feeder.Feed) -> None:
             next(feed.on(device))
 
 
-def test_several_threads_may_stop_at_once() -> None:
-    coordinator = make(Pure(1000))
-    coordinator.start()
-    stops = [Aside(coordinator.stop) for _ in range(4)]
-    assert [stop.result() for stop in stops] == [True] * 4
-
-
 def test_the_fetch_function_may_stop_the_coordinator() -> None:
     started = threading.Event()
 
@@ -182,38 +100,7 @@ def test_the_fetch_function_may_stop_the_coordinator() -> None:
     assert stopped == [True]
 
 
-def test_a_thread_that_closes_its_own_scope_is_not_forgotten() -> None:
-    scope, started, closed, go_on = ThreadGroup(), *(threading.Event() for _ in range(3))
-
-    def body() -> None:
-        started.wait(WAIT_S)
-        scope.close(WAIT_S)
-        closed.set()
-        go_on.wait(WAIT_S)
-
-    scope.start("feeder of its own", body)
-    started.set()
-    assert closed.wait(WAIT_S)
-    with pytest.raises(feeder.StuckWorkerError) as caught:
-        scope.close(0.0)
-    go_on.set()
-    assert caught.value.names == ("feeder of its own",)
-    scope.close(WAIT_S)
-
-
 # ---- a fetch function that does not return
-
-
-def test_a_stop_tells_that_a_fetch_did_not_return(caplog: pytest.LogCaptureFixture) -> None:
-    fetch = Held()
-    coordinator = make(fetch, num_worker_threads=3)
-    coordinator.start()
-    assert fetch.entered.wait(WAIT_S)
-    with caplog.at_level(logging.ERROR, logger="feeder"):
-        assert coordinator.stop(deadline_s=1.0) is False
-    fetch.release()
-    assert coordinator.stop() is True
-    assert "self._released.wait(WAIT_S)" in caplog.text
 
 
 def test_the_with_block_tells_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,24 +150,3 @@ def test_a_stuck_feed_does_not_keep_the_others_from_ending(
     assert alive == []
     assert set(caught.value.names) <= {"feeder train fetcher 0", "feeder test fetcher 0"}
     assert coordinator.stop() is True
-
-
-def test_what_a_stuck_fetch_returns_at_last_is_dropped() -> None:
-    go_on = threading.Event()
-    entered = threading.Event()
-
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        entered.set()
-        go_on.wait(WAIT_S)
-        return chunk(0, 0, 4)
-
-    coordinator = make(fetch, num_worker_threads=1)
-    coordinator.start()
-    position = coordinator.state_dict()
-    assert entered.wait(WAIT_S)
-    assert coordinator.stop(deadline_s=0.0) is False
-    go_on.set()
-    assert coordinator.stop() is True
-    with pytest.raises(feeder.ClosedError):
-        ids(coordinator["train"])
-    assert coordinator.state_dict() == position

@@ -152,6 +152,7 @@ def test_names_are_sorted_and_documented() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.fresh
 def test_extras_are_imported_when_they_are_used() -> None:
     code = "import sys, feeder.job; assert not {'ray', 'lmdb', 'zmq', 'obstore'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

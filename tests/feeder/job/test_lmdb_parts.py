@@ -63,12 +63,6 @@ def test_what_is_put_is_got_back(database: LmdbDatabase, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["trainer_0.1"]
 
 
-def test_the_same_entries_make_the_same_file(database: LmdbDatabase, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        database.put(name, ENTRIES)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 def test_any_program_with_lmdb_can_read_one(database: LmdbDatabase, tmp_path: Path) -> None:
     import lmdb
 
@@ -92,13 +86,6 @@ def test_a_name_is_written_once(database: LmdbDatabase) -> None:
     assert database.get("part").entries["x"].tolist() == [0, 1, 2]
 
 
-def test_a_large_part_is_written_in_pieces(database: LmdbDatabase) -> None:
-    rows = np.random.default_rng(3).integers(0, 255, 5_000_000, np.uint8)
-    database.put("part", {"rows": rows, "more": rows[::-1]})
-    loaded = database.get("part").entries
-    assert np.array_equal(loaded["rows"], rows) and np.array_equal(loaded["more"], rows[::-1])
-
-
 @pytest.mark.parametrize(
     ("name", "entry"),
     [
@@ -117,11 +104,6 @@ def test_what_cannot_be_an_entry_is_refused(
     with pytest.raises(kind, match=r"^entry "):
         database.put("part", {"x": np.arange(3), name: entry})
     assert list(tmp_path.glob("[!.]*")) == []
-
-
-def test_an_entry_may_have_any_text_for_a_name(database: LmdbDatabase) -> None:
-    database.put("part", {"\udc80": b"a", "é": b"b"})
-    assert database.get("part").entries == {"\udc80": b"a", "é": b"b"}
 
 
 def test_only_an_lmdb_of_ours_is_removed(database: LmdbDatabase, tmp_path: Path) -> None:

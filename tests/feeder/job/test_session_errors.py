@@ -20,24 +20,19 @@ from feeder.job import (
     LocalHostSession,
     LocalSession,
     MultiNodeCheckpointManager,
-    RaySession,
     Task,
     TaskGroup,
 )
-from jobs import NODES
+from feeder.job.checkpoints.parts import PartReceipt
+from feeder.job.messages import Plan
+from feeder.state import codec
+from jobs import NODES, NUM_EPOCHS, TOTALS, Actors
 
 
 @pytest.mark.parametrize("factory", ["jobs", ":make", "jobs:", "a b:c", "__main__:make", 3, None])
 def test_a_factory_that_is_no_name_is_refused(tmp_path: Path, factory: Any) -> None:
     with pytest.raises(feeder.ConfigError, match=r"factory is .*, expected 'MODULE:ATTR'"):
         LocalHostSession(factory, tmp_path)
-
-
-@pytest.mark.process
-@pytest.mark.needs("ray")
-def test_a_ray_session_refuses_the_same() -> None:
-    with pytest.raises(feeder.ConfigError, match=r"factory is 'jobs', expected 'MODULE:ATTR'"):
-        RaySession("jobs")
 
 
 @pytest.mark.parametrize(
@@ -53,15 +48,6 @@ def test_a_ray_session_refuses_the_same() -> None:
 )
 def test_a_node_that_cannot_make_the_job_says_why(factory: str, message: str) -> None:
     with jobs.Actors(factory) as session, pytest.raises(feeder.ConfigError, match=message):
-        session.open(jobs.make_job(NODES[1]))
-
-
-@pytest.mark.process
-def test_a_process_that_cannot_make_the_job_says_why(tmp_path: Path) -> None:
-    with (
-        LocalHostSession("no_such_module:make", tmp_path) as session,
-        pytest.raises(feeder.ConfigError, match="no module 'no_such_module' is found"),
-    ):
         session.open(jobs.make_job(NODES[1]))
 
 
@@ -153,16 +139,6 @@ def test_a_stop_condition_may_be_an_array_and_must_be_there() -> None:
         JobRunner(job).train(session)
 
 
-def test_nodes_work_at_the_same_time() -> None:
-    barrier = threading.Barrier(3)
-    with Job() as job:
-        for node in NODES:
-            Task(lambda workspace: barrier.wait(60.0), node=node)
-    feeder.job.epoch_limiter(job, 2)
-    with LocalSession() as session:
-        assert JobRunner(job).train(session) == 2
-
-
 def test_a_node_that_fails_does_not_wait_for_one_that_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -226,13 +202,6 @@ def test_a_node_whose_runner_is_gone_ends(tmp_path: Path) -> None:
             os.close(end)
 
 
-def test_what_is_fetched_is_a_copy() -> None:
-    with LocalSession() as session:
-        JobRunner(jobs.make_three()).train(session)
-        session.fetch(NODES[0], ["total"])["total"][:] = 0
-        assert session.fetch(NODES[0], ["total"])["total"] == jobs.TOTALS[-1]
-
-
 def test_a_job_that_would_never_end_is_refused() -> None:
     with Job() as job:
         Task(lambda workspace: None)
@@ -243,33 +212,96 @@ def test_a_job_that_would_never_end_is_refused() -> None:
         JobRunner(job).train(session)
 
 
-def test_what_is_not_there_is_not_fetched_and_the_session_goes_on() -> None:
-    for session in (LocalSession(), jobs.Actors()):
-        with session:
-            session.open(jobs.make_three())
-            with pytest.raises((KeyError, feeder.RemoteError), match="no 'sum' in this workspace"):
-                session.fetch(NODES[0], ["sum"])
-            session.open(session._job)
+# ---- a node that was started again in the middle of a job has lost its workspace, and says so
 
 
-@pytest.mark.process
-@pytest.mark.foreign_sockets
-@pytest.mark.parametrize("place", ["ray"], indirect=True)
-def test_an_actor_that_is_gone_ends_the_job_which_is_resumed(place: Any, tmp_path: Path) -> None:
-    manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
+class Restarting(MultiNodeCheckpointManager):
+    """Restarts a node before or after epoch 2 is saved."""
 
-    class Losing(MultiNodeCheckpointManager):
-        def save(self, epoch: int) -> Any:
-            if epoch == 2:
-                session._ray.kill(session._actors[NODES[1]])
-            return super().save(epoch)
+    session: Actors
+    when: str
 
-    with (
-        place.session("make_three", tmp_path) as session,
-        pytest.raises(feeder.RemoteError, match="node 'trainer_1' is gone: "),
-    ):
-        JobRunner(jobs.make_three(), Losing(tmp_path / "checkpoints")).train(session)
-    with place.session("make_three", tmp_path) as session:
+    def save(self, epoch: int) -> Any:
+        if (epoch, self.when) == (2, "before the save"):
+            self.session.start_again(NODES[1])
+        return super().save(epoch)
+
+    def write_checkpoint_metadata(self, *arguments: Any) -> None:
+        super().write_checkpoint_metadata(*arguments)
+        if (arguments[0], self.when) == (2, "after the save"):
+            self.session.start_again(NODES[1])
+
+
+@pytest.mark.parametrize(("when", "last"), [("before the save", 1), ("after the save", 2)])
+def test_a_job_ends_where_a_node_was_started_again(tmp_path: Path, when: str, last: int) -> None:
+    manager = Restarting(tmp_path)
+    manager.when = when
+    with Actors() as manager.session:
         runner = JobRunner(jobs.make_three(), manager)
-        assert (runner.train(session), runner.resume_from_epoch) == (jobs.NUM_EPOCHS, 1)
-        assert session.fetch(NODES[1], ["total"])["total"] == jobs.TOTALS[-1]
+        with pytest.raises(feeder.RemoteError, match="node 'trainer_1' was started again"):
+            runner.train(manager.session)
+    assert (runner.failed_saves, manager.get_resume_from_epoch_id()) == ([], last)
+    with LocalSession() as session:
+        runner = JobRunner(jobs.make_three(), MultiNodeCheckpointManager(tmp_path))
+        assert (runner.train(session), runner.resume_from_epoch) == (NUM_EPOCHS, last)
+        assert session.fetch(NODES[1], ["total"])["total"] == TOTALS[-1]
+
+
+def test_a_node_that_was_not_told_to_begin_refuses_everything(tmp_path: Path) -> None:
+    job, manager = jobs.make_three(), MultiNodeCheckpointManager(tmp_path)
+    with Actors() as session:
+        JobRunner(job, manager).train(session)
+        session.start_again(NODES[1])
+        calls = [
+            lambda: session.run(manager.init(NODES)),
+            lambda: session.run(manager.save(5)),
+            lambda: session.run(manager.load(2)),
+            session.evaluate,
+            lambda: session.fetch(NODES[1], ["total"]),
+        ]
+        for call in calls:
+            with pytest.raises(feeder.RemoteError, match="run the job again, which goes on from"):
+                call()
+        assert session._ask({NODES[1]: Plan()})[NODES[1]] == job.plan()
+        session.open(job)
+        session.run(manager.load(2))
+        assert session.fetch(NODES[1], ["total"])["total"] == TOTALS[1]
+        session.start_again(NODES[1])
+        with pytest.raises(feeder.RemoteError, match="has lost its workspace"):
+            session.run(job.epoch_group)
+        with pytest.raises(feeder.ClosedError):
+            session.run(job.epoch_group)
+
+
+@pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
+def test_an_epoch_of_a_lost_workspace_is_not_loaded(tmp_path: Path, db_type: str) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path, db_type)
+    with LocalSession() as session:
+        JobRunner(jobs.make_three(), manager).train(session)
+    replace_part(manager, 3, {"state/reader": codec.pack({"position": 0})})
+    with LocalSession() as session, pytest.raises(feeder.CheckpointError) as caught:
+        JobRunner(jobs.make_three(), manager, 3).train(session)
+    assert f"checkpoint {str(tmp_path / 'trainer_1.3')!r} lacks ['total']" in str(caught.value)
+    assert str(caught.value).endswith("when it was saved; resume from another epoch")
+    with LocalSession() as session:
+        assert JobRunner(jobs.make_three(), manager, 2).train(session) == NUM_EPOCHS
+        assert session.fetch(NODES[1], ["total"])["total"] == TOTALS[-1]
+
+
+def replace_part(manager: MultiNodeCheckpointManager, epoch: int, entries: dict[str, Any]) -> None:
+    """Commit an epoch again, with another part of trainer_1."""
+    place, manifest = manager._find(epoch)
+    with LocalSession() as session:
+        session.open(jobs.make_three())
+        session.run(manager.load(epoch))
+        session.run(manager.save(epoch))
+        database = place.open_database(NODES[1])
+        database.remove(f"{NODES[1]}.{epoch}")
+        receipt = database.put(f"{NODES[1]}.{epoch}", entries)
+        database.close()
+        assert manager._saved is not None
+        manager._saved[1][NODES[1]] = PartReceipt(
+            digest=receipt.digest, num_bytes=receipt.num_bytes, nanoseconds=1, steps={},
+            entries=list(entries),
+        )  # fmt: skip
+        manager.write_checkpoint_metadata(epoch, manifest.finished_by)

@@ -13,9 +13,7 @@ import feeder
 import jobs
 from feeder.job import (
     JobRunner,
-    LocalSession,
     MultiNodeCheckpointManager,
-    Session,
     StoreMetadata,
     ray_session,
 )
@@ -29,7 +27,6 @@ def totals(session: Any) -> list[int]:
     return [int(session.fetch(node, ["total"])["total"][0]) for node in NODES]
 
 
-LMDB = pytest.mark.needs("lmdb")
 ON_RAY = pytest.param("ray", marks=[pytest.mark.process, pytest.mark.foreign_sockets])
 everywhere = pytest.mark.parametrize(
     "place",
@@ -68,14 +65,6 @@ def test_totals_are_those_of_the_original_in_fresh_sessions(
             for epoch, total in enumerate(TOTALS, start=1):
                 session.run(manager.load(epoch))
                 assert totals(session) == [total] * 3
-
-
-def test_one_manager_serves_all_runs(place: Any, tmp_path: Path) -> None:
-    job, manager = jobs.make_three(), manager_in(tmp_path)
-    with place.session("make_three", tmp_path) as session:
-        for start in (None, *range(1, NUM_EPOCHS + 1)):
-            assert JobRunner(job, manager, start).train(session) == NUM_EPOCHS
-            assert totals(session) == [TOTALS[-1]] * 3
 
 
 def test_groups_and_tasks_run_in_their_order_and_after_a_resume_all_but_the_init_group(
@@ -162,18 +151,6 @@ def test_a_bug_in_what_is_saved_is_no_failed_save(place: Any, tmp_path: Path) ->
     assert runner.failed_saves == []
 
 
-def test_epochs_go_on_where_nothing_can_be_saved(
-    place: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    missing = tmp_path / "missing" / "checkpoints"
-    runner = JobRunner(jobs.make_three(), MultiNodeCheckpointManager(missing))
-    with place.session("make_three", tmp_path) as session:
-        assert runner.train(session) == NUM_EPOCHS
-        assert totals(session) == [TOTALS[-1]] * 3
-    assert runner.failed_saves == [0, 1, 2, 3, 4]
-    assert caplog.text.count("is not saved") == 5
-
-
 def test_a_save_that_fails_on_one_node_commits_nothing(place: Any, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "trainer_1.2").mkdir(parents=True)
     manager = manager_in(tmp_path)
@@ -244,31 +221,6 @@ def test_an_epoch_is_done_again_so_often_and_no_more(
     ):
         runner.train(session)
     assert manager.get_resume_from_epoch_id() == 1
-
-
-def test_a_retry_does_not_go_on_from_an_epoch_that_was_put_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it cannot be noted that the job was put back, its later epochs are still there."""
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    manager = MultiNodeCheckpointManager(tmp_path / "checkpoints")
-    with LocalSession() as session:
-        assert JobRunner(jobs.make_failing(), manager).train(session) == NUM_EPOCHS
-    failing(tmp_path, "raise")
-    monkeypatch.setattr(manager, "put_back", lambda epoch: None)
-    monkeypatch.setattr(manager, "cp_accessible", lambda *given: False)
-    done: list[int] = []
-    runner = JobRunner(jobs.make_failing(), manager, resume_from_epoch=1, retries=1)
-    run_epoch = runner._run_epoch
-
-    def noted(session: Session, epoch: int) -> bool:
-        done.append(epoch)
-        return run_epoch(session, epoch)
-
-    monkeypatch.setattr(runner, "_run_epoch", noted)
-    with LocalSession() as session:
-        assert runner.train(session) == NUM_EPOCHS
-    assert done == [2, *range(2, NUM_EPOCHS + 1)]
 
 
 def test_retries_need_something_to_go_back_to() -> None:

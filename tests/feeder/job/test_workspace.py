@@ -9,7 +9,6 @@ import pytest
 
 import feeder
 import jobs
-from feeder.checkpoint.feed_meta import make_meta
 from feeder.job import Reader, Workspace
 from feeder.state import codec
 
@@ -107,36 +106,10 @@ def test_states_come_back_exactly() -> None:
     assert (other["reader"].position, other["x"].tolist()) == (5, [0, 1, 2])
 
 
-def test_a_feed_goes_on_from_the_snapshot_that_was_saved() -> None:
-    workspace = Workspace({"feeds": jobs.make_feeds})
-    batches = [next(workspace["feeds"]["train"]) for _ in range(5)]
-    entries, steps = workspace.entries()
-    assert (list(entries), steps) == (["feed/feeds"], {"train[0]": 5})
-    snapshot = feeder.Snapshot.from_bytes(entries["feed/feeds"])
-    assert make_meta(snapshot, None)["feeds"] == steps
-    expected = next(workspace["feeds"]["train"])["x"].tolist()
-    workspace.close()
-    workspace.load(entries)
-    batch = next(workspace["feeds"]["train"])
-    assert (batch.step, batch["x"].tolist()) == (len(batches), expected)
-    workspace.close()
-
-
 def test_a_coordinator_runs_no_thread_before_it_is_asked_for() -> None:
     workspace = Workspace({"feeds": jobs.make_feeds})
     entries, _ = workspace.entries()  # the suite fails a test that leaves a thread
     workspace.load(entries)
-
-
-def test_a_checkpoint_of_another_feed_is_refused_with_what_differs() -> None:
-    def make_others() -> feeder.Coordinator:
-        return feeder.init_data_input_workers(
-            ["x"], jobs.fetch, 8, epochs=None, coordinator=feeder.Coordinator()
-        )
-
-    entries, _ = Workspace({"feeds": jobs.make_feeds}).entries()
-    with pytest.raises(feeder.ResumeError, match=r"batch_size"):
-        Workspace({"feeds": make_others}).load(entries)
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,3 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "feeder.observe.prometheus")
     with pytest.raises(feeder.ConfigError, match=r"pip install 'feedworks\[metrics\]'"):
         importlib.import_module("feeder.observe.prometheus")
-
-
-def test_the_version_is_the_packages() -> None:
-    with make(Pure()) as coordinator:
-        assert coordinator.figures().version == feeder.__version__

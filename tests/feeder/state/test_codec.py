@@ -88,14 +88,6 @@ def test_arrays_keep_dtype_shape_and_values(array: np.ndarray) -> None:
     assert got.flags.writeable
 
 
-def test_the_state_of_a_generator_goes_through() -> None:
-    generator = np.random.default_rng(7)
-    generator.random(3)
-    again = np.random.default_rng(0)
-    again.bit_generator.state = unpack(pack(generator.bit_generator.state))
-    assert again.random() == generator.random()
-
-
 class Colour(enum.IntEnum):
     RED = 3
 

@@ -65,14 +65,6 @@ def test_a_field_that_differs_is_told_with_both_values() -> None:
     assert {*DIFFERENCES, "first_worker_id"} == wanted, "every field is tried"
 
 
-def test_all_fields_that_differ_are_told_at_once() -> None:
-    told = refuse(snapshot_of(Pure()), Pure(), batch_size=5, seed=3, version="b", order="arrival")
-    assert told == ANOTHER + "; ".join(
-        ["batch_size: 4 then, 5 now", "seed: 0 then, 3 now", "order: 'ticket' then, 'arrival' now",
-         "version: '' then, 'b' now"]
-    )  # fmt: skip
-
-
 def two_devices(num_workers: int) -> feeder.Coordinator:
     """Return one feed made by two calls, the second of which counts its worker ids on."""
     coordinator = make(Pure(), devices=("cpu:0",), num_worker_threads=num_workers)

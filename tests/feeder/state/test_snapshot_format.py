@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import xxhash
 
 import feeder
-from small import Pure, ids, make
+from small import Counted, Pure, ids, make
 
 HEAD_BYTES = 36
-TOKEN_HEAD_BYTES = 11
 
 
 def feed_to(step: int) -> feeder.Coordinator:
@@ -124,12 +125,6 @@ def test_a_body_that_makes_no_sense_is_refused_under_a_right_digest() -> None:
     assert num_refused >= 6
 
 
-def test_what_is_no_snapshot_is_told_by_its_length() -> None:
-    with pytest.raises(feeder.SnapshotFormatError) as caught:
-        by_snapshot(b"PK\3\4" + bytes(100))
-    assert str(caught.value) == "104 bytes are no snapshot, expected b'FEEDSNAP'..."
-
-
 NO_STATE_DICTS = [
     (None, "state dict is NoneType, expected {'feeder': bytes}"),
     (b"", "state dict is bytes, expected {'feeder': bytes}"),
@@ -176,13 +171,6 @@ def test_a_snapshot_does_not_change_when_the_feed_runs_on() -> None:
         assert bytes(snapshot) == data
         assert bytes(coordinator.snapshot()) != data
     assert bytes(snapshot) == data
-
-
-def test_a_checkpoint_overwrites_the_one_before(tmp_path: Path) -> None:
-    path = tmp_path / "feed.snap"
-    feed_to(1).checkpoint(path)
-    snapshot = feed_to(2).checkpoint(str(path))
-    assert path.read_bytes() == bytes(snapshot)
 
 
 @pytest.mark.parametrize("name", ["missing/feed.snap", "folder"])
@@ -233,26 +221,6 @@ def test_a_snapshot_says_where_its_feeds_stand() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [">i4", "f2", "U3", "S2", "M8[ms]", "?", "c16", "i4,f8"])
-def test_leftover_rows_of_any_dtype_are_held(dtype: str) -> None:
-    rows = np.zeros((5, 2), dtype) if "," in dtype else np.arange(10).reshape(5, 2).astype(dtype)
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index:
-            raise StopIteration
-        return (rows,)
-
-    with make(fetch, ["x"]) as coordinator:
-        next(coordinator["train"])
-        data = bytes(coordinator.snapshot())
-    (left,) = feeder.Snapshot.from_bytes(data).states[0].rows or ()
-    assert (left.shape, left.dtype) == ((1, 2), rows.dtype.newbyteorder("="))
-    assert np.array_equal(left, rows[4:])
-    with make(fetch, ["x"], resume=data) as resumed:
-        (batch,) = resumed["train"]
-        assert np.array_equal(batch["x"], rows[4:])
-
-
 @pytest.mark.parametrize("row_bytes", [65_535, 65_537, 2**20 + 1])
 def test_every_byte_of_large_leftover_rows_is_in_the_digest(row_bytes: int) -> None:
     rows = np.random.default_rng(row_bytes).integers(0, 256, (5, row_bytes), np.uint8)
@@ -270,8 +238,109 @@ def test_every_byte_of_large_leftover_rows_is_in_the_digest(row_bytes: int) -> N
         damaged[at] ^= 1
 
 
-def test_a_token_is_loaded_as_a_state_dict() -> None:
-    coordinator = make(Pure())
-    coordinator.load_state_dict({"feeder": token_bytes()})
-    with coordinator:
-        assert ids(coordinator["train"])[:2] == [102, 103]
+# ---- tokens whose digest is right, and that are none all the same
+
+
+NAME, NUMBER, FINGERPRINT, EPOCH, INDEX, STEP, POSITION, LEFTOVER, DEALING = range(9)
+
+
+TURN, LIVE, CALLS, ROWS, MARKS, DONE = range(1, 7)
+
+
+def pure(**settings: Any) -> feeder.Coordinator:
+    return make(Pure(50), epochs=None, num_worker_threads=2, **settings)
+
+
+def ring(**settings: Any) -> feeder.Coordinator:
+    return make(Counted(50), epochs=None, num_worker_threads=2, **settings)
+
+
+@cache
+def body_of(factory: Callable[..., feeder.Coordinator]) -> bytes:
+    """Of the token after seven batches of four rows in chunks of three."""
+    with factory() as coordinator:
+        for _ in range(7):
+            batch = next(coordinator["train"])
+        return batch.cut.token()[11:]
+
+
+def fields_of(factory: Callable[..., feeder.Coordinator]) -> list[Any]:
+    return msgpack.unpackb(body_of(factory))
+
+
+def token_of(fields: Any, version: int = 3) -> bytes:
+    body = msgpack.packb(fields)
+    return b"FT" + bytes((version,)) + xxhash.xxh3_64_digest(body) + body
+
+
+def put(*path: int, value: Any) -> Callable[[list[Any]], None]:
+    def change(fields: list[Any]) -> None:
+        for at in path[:-1]:
+            fields = fields[at]
+        fields[path[-1]] = value
+
+    return change
+
+
+WRONG: dict[str, Callable[[list[Any]], None]] = {
+    "too short": lambda fields: fields.__delitem__(-1),
+    "too long": lambda fields: fields.append(0),
+    "a name that is none": put(NAME, value=[1]),
+    "a short fingerprint": put(FINGERPRINT, value=b"x"),
+    "a negative epoch": put(EPOCH, value=-1),
+    "a negative index": put(INDEX, value=-4),
+    "a step that is no whole number": put(STEP, value=1.5),
+    "no position": put(POSITION, value=None),
+    "a turn of no partition": lambda fields: put(
+        POSITION, TURN, value=len(fields[POSITION][CALLS])
+    )(fields),
+    "no partition that lives": put(POSITION, LIVE, value=b"\0"),
+    "partitions that live and are none": put(POSITION, LIVE, value=b"\xff"),
+    "calls below none": put(POSITION, CALLS, 0, value=-1),
+    "calls far from the leftover": lambda fields: put(
+        POSITION, CALLS, value=[2**62] * len(fields[POSITION][CALLS])
+    )(fields),
+    "calls of more partitions": put(POSITION, CALLS, value=[10] * 100),
+    "no calls": put(POSITION, CALLS, value=[]),
+    "rows that are text": put(POSITION, ROWS, value="rows"),
+    "marks that are numbers": put(POSITION, MARKS, value=[7, 7]),
+    "done that is no list": put(POSITION, DONE, value=7),
+    "a leftover of no partition": put(LEFTOVER, 0, value=77),
+    "a leftover of more than there is": put(LEFTOVER, 2, value=99),
+    "a leftover of no rows": put(LEFTOVER, 3, value=0),
+    "a leftover that is none": put(LEFTOVER, value=[1, 2]),
+    "no dealing": put(DEALING, value=None),
+    "dealt to no queue": put(DEALING, 1, value=0),
+    "dealt from before the start": put(DEALING, 0, value=-1),
+    "batches of no rows": put(DEALING, 2, value=0),
+    "fewer than no rounds skipped": put(DEALING, 3, value=-1),
+    "epochs that are none": put(DEALING, 4, value=-1),
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_a_token_that_is_none_is_a_named_error(change: Callable[[list[Any]], None]) -> None:
+    for factory in (pure, ring):
+        fields = fields_of(factory)
+        assert fields[LEFTOVER] is not None
+        change(fields)
+        with pytest.raises(feeder.SnapshotFormatError, match="token cannot be read: "):
+            factory(resume=token_of(fields))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_token_has_no_dealing(version: int) -> None:
+    fields = fields_of(pure)
+    with pytest.raises(feeder.SnapshotFormatError, match="token cannot be read: "):
+        pure(resume=token_of(fields, version))
+    del fields[DEALING]
+    with pure(resume=token_of(fields, version)) as coordinator:
+        assert next(coordinator["train"]).step == 7
+
+
+def test_a_position_of_other_partitions_does_not_fit() -> None:
+    fields = fields_of(ring)
+    fields[POSITION] = [0, 0, b"\1", [10], [30], [None], []]
+    fields[LEFTOVER] = None
+    with pytest.raises(feeder.ResumeError, match="one of 1 workers, expected 2"):
+        ring(resume=token_of(fields))

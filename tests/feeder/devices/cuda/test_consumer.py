@@ -17,7 +17,6 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from standin.arrays import DeviceArray
 from standin.gpu import Machine, assert_sound, installed
 from standin.reading import LateReader
 from standin.serving import NUM_BATCHES, ROWS, factory
@@ -54,16 +53,6 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     assert_sound(machine)
 
 
-def test_it_says_on_what_way_its_batches_come(way: Way) -> None:
-    with serving(factory) as server, reading(server, **way.settings) as consumer:
-        for step in range(NUM_BATCHES):
-            batch = next(consumer)
-            assert_is(batch, step)
-            assert {type(array) for array in batch.arrays()} == {DeviceArray}
-        assert consumer.path == consumer.stats()["path"] == way.path
-        assert repr(consumer).endswith(f"{way.settings['plane']}, {way.path}>")
-
-
 def test_on_the_host_it_says_nothing_of_that() -> None:
     with serving(factory) as server, reading(server) as consumer:
         assert (consumer.path, consumer.stats()["path"]) == ("", "")
@@ -97,32 +86,6 @@ def test_the_server_gets_its_slots_back_while_batches_are_kept(way: Way) -> None
         for step, batch in enumerate(kept):
             assert_is(batch, step)
         del batch
-
-
-def test_a_list_of_a_consumer_holds_different_batches_and_warns_once(
-    way: Way, caplog: pytest.LogCaptureFixture
-) -> None:
-    with serving(factory) as server, reading(server, hold=2, **way.settings) as consumer:
-        batches = list(consumer)
-    for step, batch in enumerate(batches):
-        assert_is(batch, step)
-    assert len(batches) == NUM_BATCHES
-    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.getMessage() for record in told] == [
-        "cuda:0: more than 2 batches are kept: from now on batches are copied for as long as that "
-        "is so; drop them"
-    ]
-
-
-def test_batches_outlive_their_consumer_and_nothing_else_does(way: Way) -> None:
-    with serving(factory) as server, reading(server, **way.settings) as consumer:
-        batch = next(consumer)
-    gc.collect()
-    assert {region.kind for region in way.machine.regions} == {"device"}
-    assert_is(batch, 0)
-    del batch, consumer
-    gc.collect()
-    assert way.machine.regions == []
 
 
 def test_a_consumer_that_is_left_with_copies_under_way_gives_memory_back_after_them(
@@ -180,16 +143,4 @@ def test_a_server_that_is_killed_and_started_again_is_not_noticed(way: Way, tmp_
                 del batch
                 got = [columns[0][2] for *_, columns in reader.records()]
     wanted = [np.full((ROWS, 100), step + 1).tobytes() for step in range(NUM_BATCHES)]
-    assert got == wanted
-
-
-def test_work_may_go_to_a_stream_of_the_users_own(way: Way) -> None:
-    mine = way.machine.clockwork.make("mine")
-    with serving(factory) as server, reading(server, stream=mine, **way.settings) as consumer:
-        reader = LateReader(way.machine)
-        for batch in consumer:
-            reader.read(batch, mine)
-        del batch
-        got = [columns[1][2] for *_, columns in reader.records()]
-    wanted = [(np.arange(ROWS) + 1000 * step).tobytes() for step in range(NUM_BATCHES)]
     assert got == wanted

@@ -13,13 +13,11 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.devices.cuda.queue import CudaQueue
 from feeder.service.protocol import events
 from feeder.service.server.group import ConsumerGroup
 from small import WAIT_S, Aside, Pure, make
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinError, assert_sound, installed
-from standin.numbered import registered_batch
 
 
 @pytest.fixture
@@ -51,14 +49,8 @@ def fail_of(batches: Any) -> tuple[list[int], feeder.FeedError]:
     ("settings", "told"),
     [
         ({"devices": ("cuda:2",)}, "device 'cuda:2' is none of the 2 GPUs"),
-        ({"devices": ("cuda",)}, "device is 'cuda', expected 'cpu', 'cpu:<number>', "
-         "'cuda:<number>' or 'torch:<number>'"),
         ({"devices": ("cuda:01",)}, "device is 'cuda:01', expected 'cpu', 'cpu:<number>', "
          "'cuda:<number>' or 'torch:<number>'"),
-        ({"devices": ("cuda:-1",)}, "device is 'cuda:-1', expected 'cpu', 'cpu:<number>', "
-         "'cuda:<number>' or 'torch:<number>'"),
-        ({"devices": ("cuda:0", "cuda:0")}, "devices is ('cuda:0', 'cuda:0'), expected none of "
-         "them twice"),
         ({"devices": ("cuda:0",), "depth": -1}, "depth is -1, expected a whole number >= 0"),
         ({"devices": ("cuda:0",), "depth": 1025}, "depth is 1025, expected a whole number <= 1024"),
         ({"devices": ("cpu",), "depth": 4}, "depth is 4, but none of the devices ('cpu',) is a "
@@ -118,25 +110,6 @@ def test_a_dtype_that_the_device_lacks_is_named(machine: Machine, dtype: Any) ->
             assert (steps, type(error), str(error)) == ([], feeder.ConfigError, told)
             assert fail_of(feed.on("cpu")) == ([0], error)
     assert machine.regions == []
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16", ">i4", ">f8", ">c16"],
-)
-def test_a_dtype_that_the_device_has_is_fed_in_the_machines_byte_order(
-    machine: Machine, dtype: str
-) -> None:
-    values = np.array([1, 0, 5, 7]).astype(dtype)
-
-    def fetch(call: feeder.Call) -> Any:
-        return (values,)
-
-    with make(fetch, devices=("cuda:0",)) as coordinator:
-        got = next(coordinator["train"])["id"]
-        assert got.dtype == values.dtype.newbyteorder("=")
-        assert got.tolist() == values.tolist()
-        del got
 
 
 class Named:
@@ -298,68 +271,6 @@ def test_an_error_of_the_device_is_told_with_its_cause_and_to_the_other_devices(
     machine.failing.clear()
     del told, error, asides
     gc.collect()
-
-
-@pytest.mark.parametrize("what", ["bind", "stream"])
-def test_a_device_that_fails_at_the_start_is_told(machine: Machine, what: str) -> None:
-    machine.failing[what] = StandinError("the device is lost")
-    with on("cuda:0", "cuda:1") as coordinator:
-        feed = coordinator["train"]
-        for i in range(2):
-            steps, error = fail_of(feed.on(i))
-            assert (steps, type(error)) == ([], feeder.DeviceError)
-            assert str(error.__cause__) == "the device is lost"
-
-
-def test_batches_before_an_error_arrive_and_the_position_is_theirs(machine: Machine) -> None:
-    with on("cuda:0") as coordinator:
-        feed = coordinator["train"]
-        for step in range(11):
-            assert next(feed).step == step
-        machine.failing["copy"] = StandinError("lost")
-        steps, _ = fail_of(feed)
-        assert steps == list(range(11, 11 + len(steps)))
-        position = coordinator.snapshot()
-        assert position.states[0].summary[2] == 11 + len(steps)
-        machine.failing.clear()
-    with on("cuda:0", resume=position) as coordinator:
-        assert next(coordinator["train"]).step == 11 + len(steps)
-
-
-def test_nothing_comes_after_the_end(machine: Machine) -> None:
-    driver = machine.open("cuda:0", 0)
-    queue = CudaQueue(driver, str, depth=2, hold=2, lower="nothing")
-    errors = [feeder.FeedError("first"), feeder.FeedError("second")]
-    queue.put([registered_batch(driver)])
-    queue.finish(errors[0])
-    queue.put([registered_batch(driver)])
-    queue.finish(errors[1])
-    queue.start()
-    try:
-        (batch,) = queue.get()  # type: ignore[misc]
-        assert queue.receive(batch)["x"].tolist() == list(range(64))
-        queue.given = None
-        for _ in range(2):
-            with pytest.raises(feeder.FeedError, match="first"):
-                queue.get()
-    finally:
-        queue.close()
-        queue.join(5.0)
-
-
-def test_an_error_of_the_fetch_function_comes_after_the_batches_before_it(
-    machine: Machine,
-) -> None:
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 9:
-            raise ValueError("torn")
-        return (np.arange(4) + 4 * call.index,)
-
-    with make(fetch, devices=("cuda:0", "cuda:1"), depth=2) as coordinator:
-        asides = [Aside(lambda i=i: fail_of(coordinator["train"].on(i))) for i in range(2)]
-        told = [aside.result() for aside in asides]
-    assert [steps for steps, _ in told] == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
-    assert {type(error) for _, error in told} == {feeder.FetchError}
 
 
 @pytest.mark.served

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import logging
-import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import parts
 from feeder.devices.cuda.copier import Copier
 from feeder.devices.cuda.leases import Leases
 from feeder.devices.routed import HOLD
-from small import WAIT_S, Aside, Counted, Held, Pure, ids, make
+from small import ids, make
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinDriver, assert_sound, installed
 
@@ -95,13 +93,6 @@ def test_a_batch_is_one_copy_and_small_ones_share_one(machine: Machine) -> None:
     assert machine.num_copied_bytes == 300 * SLOT_BYTES
 
 
-def test_large_batches_are_copied_one_by_one(machine: Machine) -> None:
-    rows = np.zeros((8, 100_000), np.uint8)
-    with make(Rows(rows, 20), batch_size=8, devices=("cuda:0",)) as coordinator:
-        assert sum(1 for _ in coordinator["train"]) == 20
-    assert machine.num_copied_bytes == 20 * 800_000
-
-
 class Rows:
     """`fetch(call)`: the same rows again and again."""
 
@@ -137,15 +128,6 @@ def test_large_batches_get_few_slots_by_default(machine: Machine) -> None:
         assert machine.used("device", "cuda:0") == (4 + HOLD) * 2**23
 
 
-def test_no_memory_is_held_before_the_first_batch_and_after_the_last(machine: Machine) -> None:
-    coordinator = wide()
-    assert machine.regions == []
-    with coordinator:
-        list(coordinator["train"])
-        assert held_bytes(machine, "device", "cuda:0") > 0
-    assert machine.regions == []
-
-
 def test_memory_goes_with_the_last_array_after_the_feed(machine: Machine) -> None:
     with wide() as coordinator:
         feed = coordinator["train"]
@@ -160,35 +142,6 @@ def test_memory_goes_with_the_last_array_after_the_feed(machine: Machine) -> Non
     assert row.tolist() == [6] * WIDTH
     del row
     assert held_bytes(machine, "device", "cuda:0") == 0
-
-
-def test_batches_of_any_size_get_slots_that_hold_them(machine: Machine) -> None:
-    """With `dont_rebatch` a batch may be larger than all before it."""
-    sizes = [1, 5, 3, 200, 2, 1000, 7, 999]
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == len(sizes):
-            raise StopIteration
-        return (np.arange(sizes[call.index]) + 1000 * call.index,)
-
-    with make(fetch, dont_rebatch=True, devices=("cuda:0",), depth=2) as coordinator:
-        for i, batch in enumerate(coordinator["train"]):
-            assert batch["id"].tolist() == list(range(1000 * i, 1000 * i + sizes[i]))
-        del batch
-        # Those that were too small are gone.
-        assert held_bytes(machine, "device", "cuda:0") <= 5 * 2 * 8 * 1000
-
-
-def test_how_far_the_copies_run_ahead_is_bounded(machine: Machine) -> None:
-    fetch = Pure(1000, 4)
-    with make(fetch, devices=("cuda:0",), depth=2, max_buffered_batches=500) as coordinator:
-        feed = coordinator["train"]
-        first = next(feed)
-        # 5 slots on the device, 3 pinned ones; one more is fetched when one comes back.
-        for step in range(1, 50):
-            assert next(feed).step == step
-            assert machine.num_copies <= step + 6
-        del first
 
 
 # ---- what is kept
@@ -257,159 +210,6 @@ def test_a_copy_of_a_batch_is_described_before_its_slot_is_another_batchs(
         batches = list(coordinator["train"])
         assert [len(batch["id"]) for batch in batches] == lengths
         batches.clear()
-
-
-@pytest.mark.parametrize("num_kept", [1, 2, HOLD - 1])
-def test_a_loop_that_keeps_a_few_batches_has_none_copied(
-    machine: Machine, num_kept: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    with wide(200, depth=1) as coordinator:
-        kept: list[feeder.Batch] = []
-        for batch in coordinator["train"]:
-            kept = [*kept, batch][-num_kept:]
-            del batch
-        kept.clear()
-    assert caplog.records == []
-
-
-VIEWS: dict[str, Callable[[Any], Any]] = {
-    "the array": lambda array: array,
-    "a slice": lambda array: array[1:3],
-    "a row": lambda array: array[2],
-    "a column": lambda array: array[:, 1],
-    "a slice of a slice": lambda array: array[1:][:2][1:],
-    "every second": lambda array: array[::-2],
-}
-
-
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
-def test_a_view_keeps_its_slot(machine: Machine, view: Callable[[Any], Any]) -> None:
-    with wide(400, depth=1) as coordinator:
-        feed = coordinator["train"]
-        views = [view(next(feed)["row"]) for _ in range(2)]
-        values = [one.tolist() for one in views]
-        for _ in range(200):
-            next(feed)
-            assert [one.tolist() for one in views] == values
-
-
-def test_batches_may_be_dropped_by_the_garbage_collector(machine: Machine) -> None:
-    class Cycle:
-        def __init__(self, batch: feeder.Batch) -> None:
-            self.me, self.row = self, batch["row"]
-
-    with wide(400, depth=1) as coordinator:
-        for step, batch in enumerate(coordinator["train"]):
-            assert_is(batch, step)
-            Cycle(batch)
-            if step % 7 == 0:
-                gc.collect()
-        del batch
-
-
-# ---- several devices
-
-
-def test_a_stream_is_dealt_out_to_gpus_and_the_host(machine: Machine) -> None:
-    names = ("cuda:0", "cpu", "cuda:1")
-    with wide(400, devices=names) as coordinator:
-        feeds = [coordinator["train"].on(name) for name in names]
-        for round_, batches in enumerate(zip(*feeds, strict=True)):
-            for device, batch in enumerate(batches):
-                assert_is(batch, 3 * round_ + device)
-        kinds = [type(batch["row"]) for batch in batches]
-        assert kinds == [DeviceArray, np.ndarray, DeviceArray]
-        assert not batches[1]["row"].flags.writeable
-        del batch, batches
-    assert round_ == 99
-
-
-def test_writable_batches_of_the_host_beside_a_gpu_are_private(machine: Machine) -> None:
-    with wide(40, devices=("cpu", "cuda:0"), writable=True) as coordinator:
-        left, right = (coordinator["train"].on(i) for i in range(2))
-        for step, (host, _) in enumerate(zip(left, right, strict=True)):
-            assert_is(host, 2 * step)
-            host["row"][:] = 0
-
-
-def test_a_call_per_gpu_makes_a_stream_per_gpu(machine: Machine) -> None:
-    coordinator = feeder.Coordinator()
-    for i in range(2):
-        make(Counted(5, 4), devices=(f"cuda:{i}",), coordinator=coordinator)
-    with coordinator:
-        got = [ids(coordinator["train"].on(f"cuda:{i}")) for i in range(2)]
-    assert [len(rows) for rows in got] == [40, 40]
-    assert not set(got[0]) & set(got[1])
-
-
-def test_two_feeds_share_a_gpu(machine: Machine) -> None:
-    coordinator = wide(40)
-    wide(40, coordinator=coordinator, input_source_name="val")
-    with coordinator:
-        for step, (a, b) in enumerate(zip(coordinator["train"], coordinator["val"], strict=True)):
-            assert_is(a, step)
-            assert_is(b, step)
-        del a, b
-
-
-class Told(logging.Handler):
-    """Tells the test that a line has been logged that tells of a device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = ""
-        self.told_device = threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        # Where the machine is slow the first batch is waited for too.
-        if not self.told_device.is_set() and record.getMessage().endswith("to take a batch"):
-            self.line = record.getMessage()
-            self.told_device.set()
-
-
-def test_the_wait_for_a_gpu_that_is_not_taken_from_names_it(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feeder.devices.host._SLOW_S", 0.05)
-    told = Told()
-    monkeypatch.setattr(logging.getLogger("feeder"), "handlers", [told])
-    with wide(400, devices=("cuda:0", "cuda:1"), depth=1) as coordinator:
-        left, right = (coordinator["train"].on(i) for i in range(2))
-        taker = Aside(lambda: [next(left).step for _ in range(30)])
-        assert told.told_device.wait(WAIT_S)
-        line = r"no batch for \d+ s: feed 'train' waits for \['cuda:1'\] to take a batch"
-        assert re.fullmatch(line, told.line)
-        for _ in range(30):
-            next(right)
-        assert taker.result() == list(range(0, 60, 2))
-
-
-# ---- stop
-
-
-@pytest.mark.parametrize("num_taken", [0, 1, 20])
-def test_a_stop_is_quick_wherever_the_threads_wait(machine: Machine, num_taken: int) -> None:
-    coordinator = wide(4000, depth=2)
-    with coordinator:
-        feed = coordinator["train"]
-        for _ in range(num_taken):
-            next(feed)
-        stopping = Aside(coordinator.stop)
-        assert stopping.result() is True
-        with pytest.raises(feeder.ClosedError):
-            next(feed)
-
-
-def test_a_user_who_waits_is_woken_by_a_stop(machine: Machine) -> None:
-    fetch = Held(chunks_before=2)
-    with make(fetch, devices=("cuda:0",), num_worker_threads=1) as coordinator:
-        feed = coordinator["train"]
-        taker = Aside(lambda: list(feed))
-        assert fetch.entered.wait(WAIT_S)
-        Aside(lambda: coordinator["train"].streams[0].close()).result()
-        with pytest.raises(feeder.ClosedError):
-            taker.result()
-        fetch.release()
 
 
 # ---- places of calls

@@ -11,7 +11,6 @@ import pytest
 from feeder import Batch, DeviceError
 from feeder.devices.cuda.packed import pack
 from feeder.devices.cuda.rules import (
-    MAX_RUN,
     ON_DEVICE,
     PINNED,
     Block,
@@ -59,16 +58,6 @@ def steps(transfer: Transfer) -> list[int]:
     return [batch.step for batch in transfer.batches]
 
 
-def test_batches_that_lie_one_behind_another_go_in_one_copy() -> None:
-    traffic, _ = traffic_of(8)
-    traffic.filled.extend(batch(i) for i in range(5))
-    transfer = load(traffic)
-    assert steps(transfer) == [0, 1, 2, 3, 4]
-    assert (transfer.source, transfer.target) == (0, 1_000_000)
-    assert transfer.num_bytes == 4 * STRIDE + 128
-    assert not traffic.can_load
-
-
 @pytest.mark.parametrize(
     "batches",
     [
@@ -86,37 +75,11 @@ def test_batches_that_do_not_lie_one_behind_another_go_in_copies_of_their_own(
     assert [len(load(traffic).slots), len(load(traffic).slots)] == [1, 1]
 
 
-def test_slots_that_do_not_lie_one_behind_another_are_filled_by_copies_of_their_own() -> None:
-    traffic, slots = traffic_of(3)
-    traffic.filled.extend(batch(i) for i in range(3))
-    load(traffic)
-    for i in (2, 0, 1):
-        traffic.let_go(slots[i], object())
-    traffic.filled.extend(batch(i) for i in range(3))
-    assert [load(traffic).slots, load(traffic).slots] == [[slots[2]], [slots[0], slots[1]]]
-
-
 def test_a_batch_that_the_slot_does_not_hold_is_no_part_of_a_copy() -> None:
     traffic, _ = traffic_of(8)
     traffic.filled.extend([batch(0), batch(1, num_bytes=200)])
     assert steps(load(traffic)) == [0]
     assert (traffic.can_load, traffic.wants_slots_of) == (False, 256)
-
-
-def test_a_copy_takes_a_bounded_number_of_batches() -> None:
-    traffic, _ = traffic_of(4 * MAX_RUN)
-    traffic.filled.extend(batch(i) for i in range(MAX_RUN + 3))
-    assert [len(load(traffic).slots), len(load(traffic).slots)] == [MAX_RUN, 3]
-
-
-def test_no_copy_begins_without_a_free_slot() -> None:
-    traffic, slots = traffic_of(2)
-    traffic.filled.extend(batch(i) for i in range(3))
-    assert steps(load(traffic)) == [0, 1]
-    assert not traffic.can_load
-    traffic.let_go(slots[1], object())
-    assert traffic.can_load
-    assert load(traffic).slots == [slots[1]]
 
 
 def test_a_copy_comes_after_all_who_left_its_slots_each_event_once() -> None:
@@ -128,26 +91,6 @@ def test_a_copy_comes_after_all_who_left_its_slots_each_event_once() -> None:
         traffic.let_go(slot, left)
     traffic.filled.extend(batch(i) for i in range(4))
     assert load(traffic).waits == [first, second]
-
-
-def test_slots_of_a_size_before_are_forgotten_as_they_come_back() -> None:
-    traffic, slots = traffic_of(2)
-    traffic.filled.append(batch(0))
-    load(traffic)
-    block = Block(SimpleNamespace(address=9_000_000), 4 * STRIDE)
-    large = block.slots(2, object)
-    traffic.use(block, large)
-    traffic.let_go(slots[0], object())
-    traffic.filled.extend([batch(1), batch(2), batch(3)])
-    assert [load(traffic).slots, load(traffic).slots] == [[large[0]], [large[1]]]
-    assert not traffic.can_load
-
-
-def test_the_first_batch_wants_slots() -> None:
-    traffic = Traffic()
-    assert (traffic.wants_slots_of, traffic.can_load) == (0, False)
-    traffic.filled.append(batch(0))
-    assert (traffic.wants_slots_of, traffic.can_load) == (128, False)
 
 
 @pytest.mark.parametrize(
@@ -170,17 +113,3 @@ def test_a_move_that_may_not_be_made_is_told_with_those_before_it(
     with pytest.raises(DeviceError) as caught:
         life.on(events[-1])
     assert str(caught.value) == told
-
-
-@pytest.mark.parametrize("table", [ON_DEVICE, PINNED])
-def test_every_state_can_be_left_for_another(table: dict[str, dict[str, str]]) -> None:
-    reached = {state for moves in table.values() for state in moves.values()} | {"free"}
-    assert set(table) == reached
-    assert all(table.values())
-
-
-def test_a_slot_knows_what_is_in_it() -> None:
-    traffic, (slot, *_) = traffic_of(1)
-    traffic.filled.append(batch(0, num_bytes=70))
-    load(traffic)
-    assert (slot.length, slot.layout.num_bytes, slot.run) == (70, 128, 1)

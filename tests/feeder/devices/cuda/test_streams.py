@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
+from feeder.devices.cuda.copier import Copier
+from feeder.devices.host import HostQueue
 from feeds import assert_same, note, running
-from small import Aside, Pure, make
+from small import Pure, make
 from standin.gpu import Machine, assert_sound, installed
-from standin.numbered import settings, wanted
+from standin.numbered import registered_batch, settings, wanted
 from standin.reading import LateReader
-from standin.streams import Clockwork, Deadlock, Event, Mark
 
-SEEDS = range(6)
+SEEDS = range(8)
 
 
 def feed_of(num_batches: int, **more: Any) -> Any:
     return running(**settings(num_batches, devices=("cuda:0",), depth=4) | more)
-
-
-def test_work_on_a_stream_of_the_users_own_comes_after_the_copy() -> None:
-    for seed in SEEDS:
-        machine = Machine(seed=seed)
-        with installed(machine), feed_of(100) as (_, feed):
-            mine = machine.clockwork.make("mine")
-            reader = LateReader(machine)
-            for batch in feed.on(0, stream=mine):
-                reader.read(batch, mine)
-            assert_same(reader.records(), wanted(100))
-        del feed, batch
-        assert_sound(machine)
 
 
 def test_cupys_current_stream_comes_after_the_copy_too() -> None:
@@ -89,88 +75,61 @@ def test_a_batch_that_another_thread_lets_go_of_comes_back_after_its_users_strea
     assert_sound(machine)
 
 
-# ---- the stand-in itself
+# ---- each wait for an event is needed: without it the stand-in for a GPU shows wrong batches
+
+# Here the device is made deaf to one kind of wait at a time. `scripts/nightly planted` deletes each
+# wait, and each record of an event, from the code instead.
 
 
-def test_who_waits_for_an_event_waits_for_where_it_was_then() -> None:
-    for seed in SEEDS:
-        clockwork = Clockwork(seed)
-        first, second, third = (clockwork.make(name) for name in ("first", "second", "third"))
-        event, done = Event(), []
-        clockwork.give(first, partial(done.append, "a"))
-        clockwork.record(event, first)
-        clockwork.wait(second, event)
-        clockwork.record(event, third)
-        clockwork.give(second, partial(done.append, "b"))
-        clockwork.drain(second)
-        assert done == ["a", "b"]
+NUM_BATCHES = 200
 
 
-def test_what_was_never_recorded_is_not_waited_for() -> None:
-    clockwork = Clockwork()
-    clockwork.until(Event())
-    assert Event().has_come
+def run(machine: Machine) -> None:
+    """Read a feed, two slots ahead; raises AssertionError where a batch is wrong."""
+    with installed(machine), running(**settings(NUM_BATCHES, devices=("cuda:0",), depth=2)) as (
+        _, feed
+    ):  # fmt: skip
+        assert_same(LateReader(machine).read_all(feed), wanted(NUM_BATCHES))
 
 
-def test_streams_that_wait_for_each_other_are_told() -> None:
-    clockwork = Clockwork()
-    first, second = clockwork.make("first"), clockwork.make("second")
-    events = [Event(), Event()]
-    events[0].mark, events[1].mark = Mark(first, is_passed=False), Mark(second, is_passed=False)
-    clockwork.wait(first, events[1])
-    clockwork.wait(second, events[0])
-    with pytest.raises(Deadlock, match="streams wait for each other"):
-        clockwork.until(events[0])
-
-
-def test_streams_are_out_of_step() -> None:
-    orders = set()
-    for seed in SEEDS:
-        clockwork, done = Clockwork(seed), []
-        streams = [clockwork.make(name) for name in "ab"]
-        for i in range(4):
-            for stream in streams:
-                clockwork.give(stream, partial(done.append, f"{stream.name}{i}"))
-        clockwork.drain_all()
-        assert [one for one in done if one[0] == "a"] == [f"a{i}" for i in range(4)]
-        orders.add(tuple(done))
-    assert len(orders) > 3
-
-
-def test_a_copy_poisons_its_target_until_it_is_done() -> None:
-    machine = Machine(seed=1)
+def leave(machine: Machine) -> None:
+    """End a copier with a copy under way, which reads memory that goes then; raises
+    AssertionError where it goes too early."""
     driver = machine.open("cuda:0", 0)
-    target, source = driver.alloc_device(64), driver.alloc_pinned(64)
-    source.view[:] = bytes(range(64))
-    stream = driver.make_stream()
-    stream.eagerness = 0.0
-    driver.copy_in(target.address, source.address, 64, stream)
-    (there,) = (region for region in machine.regions if region.kind == "device")
-    stream.advance()
-    assert set(there.values) == {0xA5}
-    stream.advance()
-    assert np.array_equal(there.values, np.arange(64))
-    del target, source
-    assert_sound(machine)
+    copier = Copier(driver, 2, 2, "nothing")
+    copier.open_stream()
+    copier.inbox.put([registered_batch(driver)])
+    assert copier.step(HostQueue(9, str))
+    copier.inbox.put(None)
+    assert not copier.step(HostQueue(9, str))
+    copier.drain()
+    assert machine.faults == []
 
 
-def test_a_copy_from_memory_that_is_not_pinned_is_a_fault() -> None:
-    machine = Machine()
-    driver = machine.open("cuda:0", 0)
-    target, source = driver.alloc_device(64), np.zeros(64, np.uint8)
-    driver.copy_in(target.address, source.ctypes.data, 64, driver.make_stream())
-    assert "are in no pinned or registered" in machine.faults[0]
+WAYS = {
+    "copy": run,  # for what the user has given his stream before he let go of the slot
+    "user": run,  # for the copy, before the user's work
+    "host": run,  # for the copy, before its pinned slot is written again
+    "drain": leave,  # for all copies, before memory is let go of
+}
 
 
-def test_work_may_be_given_by_several_threads() -> None:
-    clockwork, done = Clockwork(2), []
-    stream = clockwork.make("shared")
+@pytest.mark.parametrize("wait", WAYS)
+def test_a_device_that_is_deaf_to_a_wait_is_found_out(wait: str) -> None:
+    found = 0
+    for seed in SEEDS:
+        machine = Machine(seed=seed, deaf=frozenset({wait}), slow_s=0.001)
+        try:
+            WAYS[wait](machine)
+        except AssertionError:
+            found += 1
+    assert found
 
-    def give() -> None:
-        for _ in range(200):
-            clockwork.give(stream, lambda: done.append(1))
 
-    for aside in [Aside(give) for _ in range(3)]:
-        aside.result()
-    clockwork.drain_all()
-    assert len(done) == 600
+@pytest.mark.parametrize("way", [run, leave])
+def test_a_device_that_hears_is_not_blamed(way: object) -> None:
+    assert callable(way)
+    for seed in SEEDS:
+        machine = Machine(seed=seed, slow_s=0.001)
+        way(machine)
+        assert_sound(machine)

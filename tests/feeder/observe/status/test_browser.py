@@ -101,21 +101,6 @@ def test_names_and_errors_are_text(browser: Browser) -> None:
         assert browser.complaints() == []
 
 
-def test_it_survives_the_feeds_end(browser: Browser) -> None:
-    coordinator = make(Pure(5, 4))
-    with coordinator.serve_status() as port:
-        browser.open(port.url)
-        state = "document.querySelector('.pill').textContent"
-        browser.wait_for(f"{state} === 'waiting'")
-        with coordinator:
-            browser.wait_for(f"{state} === 'running'")
-            list(coordinator["train"])
-            browser.wait_for(f"{state} === 'ended'")
-        browser.wait_for("document.querySelector('[data-is=kind]').textContent === 'ended'")
-        assert browser.text("[data-is=handed]") == "5"
-        assert browser.complaints() == []
-
-
 def test_it_survives_the_servers_restart(browser: Browser) -> None:
     def factory() -> feeder.Coordinator:
         return make(Pure(100_000, 4), coordinator=feeder.Coordinator())
@@ -185,23 +170,6 @@ def test_a_feed_that_is_gone_is_taken_off(browser: Browser) -> None:
         assert browser.text("main h2") == "one"
 
 
-def test_rates_of_large_numbers_are_readable(browser: Browser) -> None:
-    at = iter(range(10_000))
-
-    def look() -> Any:
-        i = next(at)
-        made = feed(age_s=100.0 + i, batches=12_345 * i, bytes=10**9 * i, queues=(
-            queue(batches=12_345 * i, bytes=3 * 10**9 * i, waiting=7, capacity=10),
-        ))  # fmt: skip
-        return figures(made, at_s=float(i))
-
-    with StatusPort(0, look) as port:
-        browser.open(port.url)
-        browser.wait_for("document.querySelector('[data-is=batches]').textContent === '12.3 k'")
-        assert browser.text("[data-is=bytes]") == "3.00 GB"
-        assert "7 of 10" in browser.text("[data-is=queues]")
-
-
 def test_it_shows_how_far_the_epoch_is_and_when_it_ends(browser: Browser) -> None:
     over = threading.Event()
     source = feeder.sources.arrays(np.arange(4000))
@@ -220,19 +188,3 @@ def test_it_shows_how_far_the_epoch_is_and_when_it_ends(browser: Browser) -> Non
         finally:
             over.set()
             trainer.join(WAIT_S)
-
-
-def test_it_is_dark_where_the_system_is(browser: Browser) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    seen = {}
-    with StatusPort(0, lambda: figures(feed())) as port:
-        try:
-            for scheme in ("light", "dark"):
-                features = [{"name": "prefers-color-scheme", "value": scheme}]
-                browser.open(port.url)
-                browser.tell("Emulation.setEmulatedMedia", features=features)
-                browser.wait_for("document.querySelectorAll('.feed').length === 1")
-                seen[scheme] = [int(part) for part in re.findall(r"\d+", browser.run(ground))[:3]]
-        finally:
-            browser.tell("Emulation.setEmulatedMedia", features=[])
-    assert min(seen["light"]) > 200 and max(seen["dark"]) < 60

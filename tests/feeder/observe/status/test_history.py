@@ -16,11 +16,6 @@ def reading(at_s: float, batches: int, wait_s: float = 0.0, **fields: Any) -> An
     return figures(made, at_s=at_s)
 
 
-def test_nothing_was_read() -> None:
-    history = History()
-    assert (history.latest, history.verdicts(), history.points()) == (None, {}, {})
-
-
 def test_the_first_reading_is_judged_since_the_start() -> None:
     history = History()
     history.add(reading(50.0, 100, wait_s=45.0, chunks_wait_s=45.0))
@@ -37,13 +32,6 @@ def test_a_verdict_is_of_the_last_seconds() -> None:
     interval = history.intervals()["train"]
     assert interval.seconds == JUDGED_S
     assert history.verdicts()["train"].kind == "trainer-bound"
-
-
-def test_readings_that_come_seldom_are_judged_all_the_same() -> None:
-    history = History()
-    for at_s in (0.0, 60.0, 120.0):
-        history.add(reading(at_s, int(at_s)))
-    assert history.intervals()["train"].seconds == 60.0
 
 
 def test_a_curve_has_a_point_for_each_reading() -> None:

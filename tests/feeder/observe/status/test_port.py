@@ -172,15 +172,6 @@ def test_a_bug_of_ours_is_told_to_the_log(
     assert "the status page failed" in caplog.text
 
 
-def test_it_outlives_the_feed() -> None:
-    coordinator = make(Pure(3, 4))
-    with coordinator.serve_status() as port:
-        with coordinator:
-            list(coordinator["train"])
-        told = json.loads(get(port.url, "/stats.json").body)
-    assert told["figures"]["feeds"][0]["state"] == "ended"
-
-
 # ---- to whom
 
 
@@ -317,30 +308,6 @@ def test_a_probe_is_answered_beside_many_slow_clients() -> None:
             assert get(port.url, path).status == 200
 
 
-def test_a_probe_is_answered_beside_many_answers_that_take_long() -> None:
-    """The figures are held; what is asked for needs them, but for the page itself."""
-    reading, go_on = threading.Barrier(1 + port_module._PLACES["answering"]), threading.Event()
-    is_held = threading.Event()
-
-    class Slow(Board):
-        def everything(self) -> bytes:
-            if is_held.is_set():
-                reading.wait(WAIT_S)
-                assert go_on.wait(WAIT_S)
-            return super().everything()
-
-    with ExitStack() as stack:
-        stack.enter_context(pytest.MonkeyPatch.context()).setattr(port_module, "Board", Slow)
-        port = stack.enter_context(StatusPort(0, lambda: figures(feed())))
-        stack.callback(go_on.set)
-        is_held.set()
-        for _ in range(port_module._PLACES["answering"]):
-            slow = stack.enter_context(socket.create_connection(place_of(port.url)))
-            slow.sendall(b"GET /stats.json HTTP/1.0\r\n\r\n")
-        reading.wait(WAIT_S)
-        assert get(port.url, "/healthz").status == 200
-
-
 def test_where_no_thread_can_be_had_later_requests_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -354,33 +321,6 @@ def test_where_no_thread_can_be_had_later_requests_are_answered(
             with pytest.raises(OSError):
                 get(port.url, "/healthz")
         assert get(port.url, "/healthz").status == 200
-
-
-@pytest.mark.parametrize("phase", ["reading", "answering", "probing"])
-def test_the_oldest_connection_of_a_phase_goes(phase: Any) -> None:
-    connections = port_module._Connections()
-    places = port_module._PLACES[phase]
-    with ExitStack() as stack:
-        pairs = [socket.socketpair() for _ in range(places + 2)]
-        for pair in pairs:
-            for end in pair:
-                stack.enter_context(end)
-        for here, there in pairs:
-            there.settimeout(0)
-            connections.enter("reading", here)
-            connections.enter(phase, here)
-        for at, (_, there) in enumerate(pairs):
-            if at < 2:
-                assert there.recv(1) == b""
-            else:
-                with pytest.raises(BlockingIOError):
-                    there.recv(1)
-        connections.leave(pairs[2][0])
-        with socket.socket() as another:
-            connections.enter(phase, another)
-        with pytest.raises(BlockingIOError):
-            pairs[3][1].recv(1)
-        connections.hang_up()
 
 
 GARBAGE = [b"\0\xff\n\n", b"GET\n\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 70_000 + b"\r\n\r\n",
@@ -400,20 +340,6 @@ def test_garbage_is_answered_or_dropped(url: str) -> None:
         assert get(url, "/healthz").status == 200
     named = [thread for thread in threading.enumerate() if "request" in thread.name]
     assert len(named) < 5
-
-
-def test_figures_are_read_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.observe.status.board.SAMPLE_S", 0.01)
-    several = threading.Event()
-    count = iter(range(1000))
-
-    def look() -> Any:
-        if next(count) == 5:
-            several.set()
-        return figures(feed())
-
-    with StatusPort(0, look):
-        assert several.wait(WAIT_S)
 
 
 @pytest.mark.process
@@ -457,11 +383,3 @@ def test_serving_shows_what_it_serves() -> None:
         assert get(url, "/readyz").status == 200
     with pytest.raises(OSError):
         get(url)
-
-
-@pytest.mark.served
-def test_a_server_whose_status_cannot_be_shown_does_not_serve() -> None:
-    with StatusPort(0, lambda: figures()) as port:
-        place = port.url.removeprefix("http://").rstrip("/")
-        with pytest.raises(ConfigError, match="in use"):
-            feeder.serve(lambda: make(Pure()), "tcp://127.0.0.1:0", status=place)
