@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from feeder.observe.figures import FeedFigures, from_json, to_json
-from feeder.workers.stats import BatchStats, Crowd, Stopwatch
+from feeder.workers.stats import Crowd, Stopwatch
 from small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make
 
 OLD_KEYS = {
@@ -27,21 +27,6 @@ def only(coordinator: feeder.Coordinator) -> FeedFigures:
 
 
 # ---- clocks
-
-
-def test_a_stopwatch_adds_up_and_shows_what_runs() -> None:
-    watch = Stopwatch()
-    assert (watch.seconds(5.0), watch.since) == (0.0, None)
-    watch.start(10.0)
-    assert (watch.seconds(12.5), watch.since) == (2.5, 10.0)
-    watch.stop(13.0)
-    watch.stop(99.0)
-    assert (watch.seconds(99.0), watch.since) == (3.0, None)
-    watch.start(100.0)
-    assert watch.seconds(99.0) == 3.0, "a clock read just before the start counts nothing"
-    assert watch.seconds(101.0) == 4.0
-    watch.stop(100.5)
-    assert watch.seconds(102.0) == 4.0, "a writer that was held up takes nothing back"
 
 
 def test_what_a_stopwatch_shows_never_falls_beside_its_writer() -> None:
@@ -72,13 +57,6 @@ def test_a_crowd_adds_up_over_its_members() -> None:
     crowd.change(-1, 13.0)
     crowd.change(-1, 14.0)
     assert crowd.seconds(99.0) == 6.0
-
-
-def test_batches_are_counted_together() -> None:
-    stats = BatchStats()
-    stats.count(1, 4, 32)
-    stats.count(2, 8, 64)
-    assert (stats.batches, stats.rows, stats.bytes) == (3, 12, 96)
 
 
 # ---- each hand-over
@@ -287,36 +265,8 @@ def asked_at(coordinator: feeder.Coordinator) -> float:
 # ---- how a feed is
 
 
-def test_a_feed_says_how_it_is() -> None:
-    coordinator = make(Pure())
-    assert only(coordinator).state == "waiting"
-    assert only(coordinator).age_s == 0.0
-    with coordinator:
-        assert only(coordinator).state == "running"
-        list(coordinator["train"])
-        assert only(coordinator).state == "ended"
-    assert only(coordinator).state == "ended"
-    with make(Pure()) as coordinator:
-        pass
-    assert only(coordinator).state == "stopped"
-    assert only(coordinator).age_s == only(coordinator).age_s, "its clocks have stopped"
-
-
 def test_figures_go_through_json_unchanged() -> None:
     with make(Pure(), devices=2) as coordinator:
         next(coordinator["train"].on(1))
         figures = coordinator.figures()
     assert from_json(to_json(figures)) == figures
-
-
-def test_a_logger_gets_the_verdict_in_words() -> None:
-    class Log:
-        lines: list[dict[str, Any]] = []  # noqa: RUF012
-
-        def log(self, stats: dict[str, Any]) -> None:
-            self.lines.append(stats)
-
-    with make(Pure(), external_loggers=[Log()]) as coordinator:
-        list(coordinator["train"])
-    assert Log.lines[-1]["verdict"] == "ended (all 4 batches are made)"
-    assert Log.lines[-1]["input_source_name"] == "train"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, Held, chunk, ids, make
+from small import WAIT_S, Held, chunk, make
 
 pytestmark = pytest.mark.served
 
@@ -186,20 +186,6 @@ def test_a_wrong_chunk_is_named_in_its_place(form: Any, call: int, bad: Bad) -> 
     assert (error.column, error.got, error.expected) == (bad.column, bad.got, bad.expected)
 
 
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_a_wrong_first_chunk_is_named(bad: Bad) -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        return bad.chunk
-
-    coordinator = make(fetch, NAMES, num_worker_threads=1)
-    if "dtype is float" in bad.told or "shape" in bad.told or "ndim is 2" in bad.told:
-        with coordinator:  # there is nothing yet that it would differ from
-            assert len(next(coordinator["train"])["image"]) == 4
-        return
-    error = expect_error(coordinator, feeder.ChunkError, 0)
-    assert str(error) == f"worker 0, call 0: {bad.told}"
-
-
 class Trouble(Exception):
     pass
 
@@ -221,26 +207,6 @@ def test_what_the_fetch_function_raises_is_chained(
     assert (error.worker_id, error.call) == (1, call)
     assert error.__cause__ is trouble
     assert "bad" in [frame.function for frame in inspect.getinnerframes(trouble.__traceback__)]
-
-
-def test_after_an_error_the_rest_comes_from_a_fetch_function_that_was_repaired() -> None:
-    broken, _ = pure(lambda: "rubbish")
-    coordinator = make(broken, NAMES)
-    with coordinator:
-        feed = coordinator["train"]
-        seen = [next(feed) for _ in range(3)]
-        with pytest.raises(feeder.ChunkError):
-            next(feed)
-        position = coordinator.snapshot()
-
-    def whole(call: feeder.Call) -> Any:
-        return good(0, call.index)
-
-    with make(whole, NAMES) as fresh:
-        undisturbed = [next(fresh["train"]) for _ in range(8)]
-    with make(whole, NAMES, resume=position) as resumed:
-        seen += [next(resumed["train"]) for _ in range(5)]
-    assert ids(seen, "label") == ids(undisturbed, "label")
 
 
 def test_none_for_longer_than_the_timeout_is_an_error() -> None:

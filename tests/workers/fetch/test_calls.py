@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, Counted, Held, Pure, chunk, ids, make
+from small import WAIT_S, Counted, Held, chunk, ids, make
 
 
 def test_a_chunk_arrives_though_the_next_call_of_its_worker_does_not_return() -> None:
@@ -92,26 +92,6 @@ def test_a_worker_is_called_by_one_thread_at_a_time_whatever_their_number() -> N
     with make(Looking(100), num_worker_threads=2, num_threads=8) as coordinator:
         assert len(ids(coordinator["train"])) == 600
     assert set(overlaps) == {1}
-
-
-@pytest.mark.parametrize("num_threads", [1, 2, 8])
-def test_the_stream_does_not_depend_on_the_number_of_threads(num_threads: int) -> None:
-    with make(Pure(40), num_worker_threads=4, num_threads=num_threads) as coordinator:
-        assert ids(coordinator["train"]) == [
-            100 * call + i for call in range(40) for i in (1, 2, 3)
-        ]
-
-
-def test_none_takes_no_place_and_is_asked_again() -> None:
-    asked: Counter[int] = Counter()
-
-    class Hesitating(Counted):
-        def __call__(self, worker_id: int, batch_size: int) -> Any:
-            asked[worker_id] += 1
-            return super().__call__(worker_id, batch_size) if asked[worker_id] % 3 else None
-
-    with make(Counted()) as plain, make(Hesitating()) as hesitating:
-        assert ids(hesitating["train"]) == ids(plain["train"])
 
 
 def test_a_fetch_that_is_asked_in_vain_is_not_asked_at_full_speed() -> None:

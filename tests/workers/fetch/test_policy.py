@@ -109,17 +109,6 @@ class Stage:
 # ---- how many compute
 
 
-def test_what_the_merge_waits_for_goes_before_whose_turn_it_is_and_the_turns_go_on_from_there() -> (
-    None
-):
-    stage = Stage()
-    stage.make_all(COMPUTES, CallKind.COMPUTES)
-    assert not stage.collect(2)
-    assert stage.pick() is stage.partitions[2]
-    assert stage.pick() is stage.partitions[3]
-    assert stage.pick() is stage.partitions[0]
-
-
 @pytest.mark.parametrize(("rows", "ahead"), [(1, 251), (50, 6), (500, 2)])
 def test_a_partition_is_called_ahead_of_the_merge_by_its_share_of_the_bound(
     rows: int, ahead: int
@@ -139,73 +128,7 @@ def test_a_partition_is_called_ahead_of_the_merge_by_its_share_of_the_bound(
     assert stage.pick() is third
 
 
-def test_at_the_bound_the_call_whose_turn_it_is_starts_alone_and_while_a_device_starves() -> None:
-    stage = Stage()
-    stage.budget.add(1000, 0)
-    assert not stage.collect(2)
-    stage.budget.queue(0, 1)
-    assert stage.pick() is None
-    stage.budget.queue(0, -1)
-    assert stage.pick() is stage.partitions[2]
-    assert stage.pick() is None
-
-
-# ---- quick calls
-
-
-def test_a_turn_has_no_more_quick_partitions_than_there_is_room_for_batches() -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    stage.budget.max_rows = 3 * BATCH
-    assert not stage.collect(3)
-    assert [partition.number for partition in stage.pick_some()] == [3, 0, 1]
-
-
-def test_at_the_bound_a_quick_call_is_made_alone() -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    assert not stage.collect(3)
-    stage.budget.add(1000, 0)
-    assert stage.pick() is stage.partitions[3]
-
-
-def test_a_quick_call_that_does_not_return_holds_nobody_up() -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    assert not stage.collect(0)
-    first, *others = stage.pick_some()
-    for partition in others:  # As the channel does.
-        stage.scheduler.let_go(partition)
-    look = stage.policy.batcher_looks(stage.now + TUNING.grace_s)
-    assert look.is_overdue and look.partitions == (first,)
-    assert stage.policy.kind_of(first) is CallKind.COMPUTES
-    assert [stage.policy.kind_of(partition) for partition in others] == [CallKind.QUICK] * 3
-    # Others begin; nobody looks soon whether they are quick, so each holds up nobody either.
-    assert [stage.pick(), stage.pick()] == list(stage.partitions[1:3])
-
-
 # ---- arrays that are passed on
-
-
-# ---- when the merge is woken
-
-
-@pytest.mark.parametrize("why", ["grace", "looks late", "bound"])
-def test_after_the_grace_it_is_woken_once(why: str) -> None:
-    stage = Stage()
-    assert not stage.collect(0)
-    first, second = stage.pick(), stage.pick()
-    assert first is not None and second is not None
-    if why == "grace":
-        stage.now += 1.1 * TUNING.grace_s
-    elif why == "looks late":
-        stage.policy.look_in(TUNING.slow_look_s)
-    else:
-        stage.budget.add(2000, 0)
-    assert stage.give_back(first) is Merger.BATCHER
-    # The mark is cleared by who notifies: the next does not notify again.
-    assert first.wanted_since is None
-    assert stage.give_back(second) is Merger.NOBODY
 
 
 # ---- what the batcher thread looks at
@@ -245,15 +168,6 @@ def test_chunk_lists_together_stay_within_the_bound_and_half_of_its_bytes(
         assert total * row_bytes <= max(BATCH * num_partitions * row_bytes, max_mib * 2**19)
 
 
-def test_the_first_chunk_list_is_a_batch_and_that_above_the_bound_a_row() -> None:
-    stage = Stage()
-    assert (first := stage.pick()) is not None and first.limits.rows == BATCH
-    stage.budget.max_bytes = stage.budget.list_bytes = 100
-    assert stage.policy.limits_of(stage.partitions[1]).rows == BATCH
-    stage.budget.bytes = 100
-    assert stage.policy.limits_of(stage.partitions[1]).rows == 1
-
-
 MARKS = CallsReport(1, BATCH, 20_000_000, 0.000_008, 0.0)
 
 
@@ -272,19 +186,6 @@ def test_slots_are_taken_for_what_fetchers_fill_at_a_time_and_fit_into_the_bound
     stage.policy.batches_made(copied=0, passed=1)
     stage.policy.note_calls(stage.partitions[0], MARKS, stage.now)
     assert ahead(1) == 1 + 4 + TUNING.list_batches
-
-
-def test_before_the_merge_has_anything_all_may_compute() -> None:
-    stage = Stage()
-    held = [stage.pick() for _ in range(NUM_PARTITIONS)]
-    assert {partition.number for partition in held if partition} == set(range(NUM_PARTITIONS))
-    assert stage.pick() is None
-
-
-def test_beside_a_busy_merge_any_number_wait() -> None:
-    stage = Stage()
-    stage.make_all(WAITS, CallKind.WAITS)
-    assert all(stage.pick() for _ in range(NUM_PARTITIONS))
 
 
 def test_a_partition_with_something_to_collect_is_called_below_8_mib_or_for_a_waiting_merge() -> (
