@@ -1,5 +1,5 @@
-"""The tests of Caffe2's checkpoint and JobRunner, asked of these jobs in fresh processes. Others are
-asked in `tests/feeder/job/test_sessions.py`.
+"""The tests of Caffe2's checkpoint and JobRunner, asked of these jobs in fresh processes; others
+are asked in `tests/feeder/job/test_sessions.py`.
 
 Every job reads the rows 0 to 9, three in an epoch, and adds them to a total that starts at 100.
 """
