@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.observe.figures import FeedFigures, from_json, to_json
-from feeder.workers.stats import Crowd, Stopwatch
+from feeder.observe.figures import FeedFigures
+from feeder.workers.stats import Stopwatch
 from small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make
 
 OLD_KEYS = {
@@ -47,16 +47,6 @@ def test_what_a_stopwatch_shows_never_falls_beside_its_writer() -> None:
         last = max(last, seen)
     over.set()
     writer.result()
-
-
-def test_a_crowd_adds_up_over_its_members() -> None:
-    crowd = Crowd()
-    crowd.change(1, 10.0)
-    crowd.change(1, 11.0)
-    assert crowd.seconds(12.0) == 3.0
-    crowd.change(-1, 13.0)
-    crowd.change(-1, 14.0)
-    assert crowd.seconds(99.0) == 6.0
 
 
 # ---- each hand-over
@@ -103,17 +93,6 @@ def test_shorter_and_padded_batches_count_their_real_rows() -> None:
         with make(Pure(3, 3), last_batch=last_batch) as coordinator:
             list(coordinator["train"])
             assert coordinator["train"].stats()["handed_rows"] == 9, last_batch
-
-
-def test_each_device_has_its_own_counts() -> None:
-    with make(Pure(5, 4), devices=2) as coordinator:
-        feed = coordinator["train"]
-        list(feed.on(0))
-        stats = feed.stats()
-        assert (stats["queue/0/batches"], stats["queue/1/batches"]) == (3, 0)
-        assert stats["queue/1/waiting"] == 2
-        list(feed.on(1))
-        assert feed.stats()["handed_rows"] == 20
 
 
 def test_streams_of_one_name_are_added_up() -> None:
@@ -260,13 +239,3 @@ def test_the_age_of_the_position_is_that_of_the_last_question() -> None:
 def asked_at(coordinator: feeder.Coordinator) -> float:
     figures = coordinator.figures()
     return figures.at_s - figures.feeds[0].position_age_s
-
-
-# ---- how a feed is
-
-
-def test_figures_go_through_json_unchanged() -> None:
-    with make(Pure(), devices=2) as coordinator:
-        next(coordinator["train"].on(1))
-        figures = coordinator.figures()
-    assert from_json(to_json(figures)) == figures

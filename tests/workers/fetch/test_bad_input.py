@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -209,20 +208,6 @@ def test_what_the_fetch_function_raises_is_chained(
     assert "bad" in [frame.function for frame in inspect.getinnerframes(trouble.__traceback__)]
 
 
-def test_none_for_longer_than_the_timeout_is_an_error() -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        call = calls.setdefault(worker_id, 0)
-        calls[worker_id] += 1
-        return None if (worker_id == 1 and call >= 1) else chunk(worker_id, call, 4)
-
-    calls: dict[int, int] = {}
-    error = expect_error(make(fetch, timeout=1.0), feeder.FetchTimeout, 12)
-    assert str(error) == (
-        "worker 1, call 1: no chunk for 1.0 s; raise timeout, or end the epoch with StopIteration"
-    )
-    assert (error.worker_id, error.call) == (1, 1)
-
-
 def test_a_fetch_that_does_not_return_in_time_is_shown_with_its_stack() -> None:
     fetch = Held(chunks_before=1)
     coordinator = make(fetch, timeout=1.0, num_worker_threads=1)
@@ -240,22 +225,6 @@ def test_a_fetch_that_does_not_return_in_time_is_shown_with_its_stack() -> None:
     (note,) = caught.value.__notes__
     assert note.startswith("the call has not returned:\n")
     assert "self._released.wait(WAIT_S)" in note
-
-
-def test_a_fetch_that_never_returns_is_named_with_its_stack_at_the_stop(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fetch = Held()
-    coordinator = make(fetch, num_worker_threads=1)
-    coordinator.start()
-    assert fetch.entered.wait(WAIT_S)
-    with caplog.at_level(logging.ERROR, logger="feeder"):
-        assert coordinator.stop(deadline_s=1.0) is False
-    fetch.release()
-    (record,) = caplog.records
-    assert record.message.startswith("1 threads did not end within ")
-    assert "['feeder train fetcher 0']" in record.message
-    assert "self._released.wait(WAIT_S)" in record.message
 
 
 def test_an_epoch_without_a_row_is_an_error_where_several_were_asked_for() -> None:

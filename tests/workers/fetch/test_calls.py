@@ -120,29 +120,6 @@ def test_the_fetch_function_is_not_called_before_the_start() -> None:
     assert coordinator.stop() is True
 
 
-def test_a_seekable_function_is_put_back_before_its_first_call() -> None:
-    order: list[Any] = []
-
-    class Noting:
-        def __call__(self, worker_id: int, batch_size: int) -> Any:
-            order.append("fetch")
-            return chunk(worker_id, order.count("fetch"), 4)
-
-        def cursor(self, worker_id: int) -> dict[str, Any]:
-            return {"at": (order.count("fetch"), 2**70)}
-
-        def seek(self, worker_id: int, cursor: Any) -> None:
-            order.append(cursor)
-
-    with make(Noting(), num_worker_threads=1) as coordinator:
-        next(coordinator["train"])
-        state = coordinator.state_dict()
-    order.clear()
-    with make(Noting(), num_worker_threads=1, resume=state) as coordinator:
-        assert len(next(coordinator["train"])["id"]) == 4
-    assert order[:2] == [{"at": (1, 2**70)}, "fetch"]
-
-
 class Sides(NamedTuple):
     left: Any
     right: Any

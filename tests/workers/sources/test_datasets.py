@@ -217,16 +217,6 @@ def test_samples_at_once_are_as_many_as_were_asked_for() -> None:
         records(Batched(surplus=1))(call(1, 3))
 
 
-def test_columns_by_name_are_no_samples_at_once() -> None:
-    class Columns(Batched):
-        def __getitems__(self, indices: list[int]) -> Any:
-            return {"a": indices, "b": indices, "c": indices}
-
-    told = r"^sample 3 and on: __getitems__ returned a mapping, expected a list of 3$"
-    with pytest.raises(RecordError, match=told):
-        records(Columns())(call(1, 3))
-
-
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_dataset_may_change_the_list_of_what_is_asked_for(fails: bool) -> None:
     class Empties(Batched):

@@ -183,15 +183,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: of({"a": 5}, {"a": 1}, schedule=[(4, {"a": 0})]),
         "the weight of 'a' is 0, expected a finite number above 0",
     ),
-    "not a number in the schedule": (
-        lambda: of({"a": 5}, {"a": 1}, schedule=[(4, {"a": float("nan")})]),
-        "the weight of 'a' is nan",
-    ),
     "zero": (lambda: of({"a": 5}, {"a": 0}), "the weight of 'a' is 0, expected a finite"),
-    "negative": (lambda: of({"a": 5}, {"a": -1}), "the weight of 'a' is -1"),
     "infinite": (lambda: of({"a": 5}, {"a": float("inf")}), "the weight of 'a' is inf"),
     "no number": (lambda: of({"a": 5}, {"a": float("nan")}), "the weight of 'a' is nan"),
-    "text": (lambda: of({"a": 5}, {"a": "1"}), "the weight of 'a' is '1'"),
     "too large": (lambda: of({"a": 5}, {"a": 10**400}), "the weight of 'a' is 10000"),
     "too large by temperature": (
         lambda: of({"a": 5}, {"a": 1e300}, temperature=0.5),
@@ -266,15 +260,8 @@ def mixed(fn: Callable[[Any], Any] | None, *, shuffled: bool = False) -> Source:
 
 BROKEN: dict[str, tuple[Callable[[], Source], str]] = {
     "map": (lambda: mixed(failing), r"mix: source 'code': row 6: no such text$"),
-    "map, shuffled": (
-        lambda: mixed(failing, shuffled=True), r"mix: source 'code': row 6: no such text$",
-    ),
-    "map after it": (lambda: mixed(None).map(failing), r"mix: source 'code': row 6: no such text$"),
     "map after shuffle": (
         lambda: mixed(None).shuffle(1).map(failing), r"^mix: source 'code': row 6: no such text$",
-    ),
-    "one source": (
-        lambda: mix({"code": numbers(1000, 20).map(failing)}), "mix: source 'code': row 6: no such"
     ),
     "mixture of mixtures": (
         lambda: mix({"all": mixed(failing), "more": numbers()}),

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from calls import call, epoch_of
 from feeder.workers.errors import ResumeError
 from feeder.workers.sources import RecordError, Source, arrays
-from feeder.workers.sources.orders.windowed import Window
 from feeder.workers.stream.batch import Call
 
 SHUFFLES: dict[str, dict[str, Any]] = {
@@ -41,30 +40,6 @@ def test_an_epoch_is_the_same_call_by_call_in_any_order(shuffle: dict[str, Any],
     for epoch, index in [(2, 3), (0, 0), (2, 10), (0, 5), (1, 9), (1, 0), (2, 4)]:
         (labels,) = source(call(index, 32, epoch))
         assert labels.tolist() == epochs[epoch][index]
-
-
-def test_a_cursor_spares_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make() -> Source:
-        return arrays(np.arange(300_000), random_shuffle=True, order="dali", seed=1)
-
-    source = make()
-    # Sixteen calls make a block, so one of these ends just before a checkpoint.
-    wanted = {index: source(call(index, 256))[0].tolist() for index in range(1000, 1017)}
-    cursors = {index: source.cursor(call(index - 1, 256)) for index in wanted}
-    steps: list[int] = []
-    walk = Window.walk
-
-    def counting(window: Window, count: int) -> NDArray[np.int64]:
-        steps.append(count)
-        return walk(window, count)
-
-    monkeypatch.setattr(Window, "walk", counting)
-    for index, rows in wanted.items():
-        steps.clear()
-        fresh = make()
-        fresh.seek(call(index, 256), cursors[index])
-        assert fresh(call(index, 256))[0].tolist() == rows
-        assert sum(steps) == 4096
 
 
 def test_seek_refuses_what_is_no_cursor() -> None:

@@ -110,23 +110,6 @@ def test_rows_may_have_any_shape_and_hold_nothing(shape: tuple[int, ...]) -> Non
     assert np.array_equal(numbers, np.arange(30))
 
 
-@pytest.mark.parametrize("rows", [3, 4])
-def test_what_the_fetch_function_keeps_is_never_handed_out_or_locked(rows: int) -> None:
-    kept: list[NDArray[Any]] = []
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == CALLS:
-            raise StopIteration
-        kept.append(values(call.index, 2)[:rows])
-        return (kept[-1],)
-
-    with make(fetch, ["x"], 4, num_worker_threads=1) as coordinator:
-        for batch in coordinator["train"]:
-            assert not batch["x"].flags.writeable
-            assert not any(np.shares_memory(batch["x"], array) for array in kept)
-    assert all(array.flags.writeable for array in kept)
-
-
 @pytest.mark.parametrize("shared", (0, 1))
 @pytest.mark.parametrize("carrier", ("snapshot", "token"))
 def test_chunks_may_share_an_array_with_one_another(shared: int, carrier: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import feeder
 from feeder.devices.host import HostQueue
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.batcher import Batcher, RoundRobinRouter
+from feeder.workers.stream.batcher import RoundRobinRouter
 from small import make
 
 NUM_BATCHES, BATCH_SIZE = 400, 4
@@ -90,20 +90,6 @@ def test_each_devices_first_batch_goes_as_soon_as_it_may(
 ) -> None:
     """What may have to be repeated waits for the next, what may be dropped for its round."""
     assert made_before(8, monkeypatch, last_round=last_round) == wanted
-
-
-def test_groups_do_not_grow_while_there_is_nothing_to_hand_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    merge_all = Batcher._merge_all
-
-    def patient(batcher: Batcher) -> None:
-        for _ in range(40):
-            batcher._router.flush()
-        merge_all(batcher)
-
-    monkeypatch.setattr(Batcher, "_merge_all", patient)
-    assert made_before(1, monkeypatch) == [1]
 
 
 @pytest.mark.parametrize(

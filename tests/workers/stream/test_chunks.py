@@ -126,9 +126,6 @@ def test_bytes_of_anything_are_counted() -> None:
         assert count_bytes(nothing) == 0
 
 
-# ---- digests
-
-
 @pytest.mark.parametrize("is_known", [False, True])
 def test_who_asks_while_the_first_chunk_is_looked_at_finds_what_was_known(
     monkeypatch: pytest.MonkeyPatch, is_known: bool

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from calls import call
-from feeder.devices.slots import HostSlots, PrivateSlots
+from feeder.devices.slots import PrivateSlots
 from feeder.workers.errors import FetchError
 from feeder.workers.stream.chunks import Column, Schema
 from feeder.workers.stream.placement import Place, Placement, writing_to
@@ -70,26 +70,6 @@ def begun(slots: Any, num_devices: int = 1, turn: int = 0) -> Placement:
     return places
 
 
-def test_there_is_no_place_before_it_is_known() -> None:
-    places = make(HostSlots(), known=False)
-    places.begin(places.plan(0, 0, 0))
-    assert places.provide(3) and places.place(0, 0) is None and places.allowed(0) is None
-    places = begun(HostSlots())
-    assert places.place(0, 0) is None, "no slot was taken"
-    assert places.provide(2) and places.allowed(0) == (0, 6)
-    assert places.place(0, 5) is not None
-    assert places.place(0, 6) is None and places.place(1, 0) is None
-    places.begin(None)
-    assert places.provide(2) and places.place(0, 0) is None and places.allowed(0) is None
-
-
-def test_the_call_that_the_merge_waits_for_may_always_be_made() -> None:
-    """After a call with fewer rows that is the one which ends the epoch."""
-    places = begun(FewSlots(1))
-    assert places.provide(2) and places.allowed(0) == (0, 3)
-    assert places.allowed(3) == (0, 4)
-
-
 @pytest.mark.parametrize("num_devices", (1, 3))
 @pytest.mark.parametrize("seed", range(20))
 def test_a_slot_is_promised_to_the_batches_in_order(seed: int, num_devices: int) -> None:
@@ -143,18 +123,6 @@ def test_what_ends_an_epoch_finds_a_slot_that_no_call_writes_to() -> None:
     assert places.provide(3) and places.allowed(0) == (1, 9)
 
 
-def test_the_slot_that_came_back_last_is_written_first() -> None:
-    slots = FewSlots(3)
-    places = begun(slots)
-    assert places.provide(2)
-    assert places.place(0, 0) is not None
-    first: Any = places.take(0)
-    places.pass_by(0, first)
-    slots.free[0].append(first)
-    assert places.provide(2) and places.place(0, 3) is not None
-    assert places.take(1) is first
-
-
 def test_a_slot_that_is_looked_at_waits_until_nobody_does() -> None:
     slots = FewSlots(3)
     kept = slots.free[0][-1]
@@ -171,15 +139,6 @@ def test_a_function_that_keeps_all_is_told() -> None:
         slot.is_kept = True
     with pytest.raises(FetchError, match="gave it in 2 calls"):
         begun(slots).provide(1)
-
-
-def test_slots_are_closed_when_they_are_forgotten() -> None:
-    slots = FewSlots(4)
-    every = list(slots.free[0])
-    places = begun(slots)
-    assert places.provide(3) and places.place(0, 0) is not None
-    places.forget(places.take(0))
-    assert sum(slot.is_closed for slot in every) == 3, "the reserve was never opened"
 
 
 def test_columns_are_found_by_what_they_are_like() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from feeder.workers.stream.position import (
@@ -39,27 +37,6 @@ def test_an_index_is_laid_out_over_any_number_of_partitions_and_back(
     assert indices(partitions, spread, 40) == list(range(index, 40))
     assert partitions.number(spread.turn, spread.calls[spread.turn]) == index
     assert partitions.gather(spread) == at_index(index)
-
-
-@pytest.mark.parametrize("num_partitions", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(20))
-def test_in_arrival_order_what_is_done_stays_done(seed: int, num_partitions: int) -> None:
-    chance = random.Random(seed)
-    partitions = pure(num_partitions, arrival=True)
-    calls = tuple(chance.randint(0, 9) for _ in range(num_partitions))
-    position = Position(
-        0, 0, (True,) * num_partitions, calls, (0,) * num_partitions, (None,) * num_partitions
-    )
-    gathered = partitions.gather(position)
-    assert indices(partitions, partitions.spread(gathered), 60) == indices(partitions, position, 60)
-    assert gathered.calls[0] not in gathered.done
-    assert all(index > gathered.calls[0] for index in gathered.done)
-    assert list(gathered.done) == sorted(set(gathered.done))
-    for other in (1, 2, 3, 7):
-        others = pure(other, arrival=True)
-        spread = others.spread(gathered)
-        assert indices(others, spread, 60) == indices(partitions, position, 60)
-        assert others.gather(spread) == gathered
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isqrt, sqrt
+from math import isqrt
 
 import numpy as np
 import pytest
@@ -31,19 +31,6 @@ def test_images_do_not_depend_on_what_is_asked_with_them(size: int, data: st.Dat
     assert images.min() >= 0 and images.max() < size
     at = data.draw(st.integers(start, stop - 1))
     assert permutation(at, at + 1)[0] == images[at - start]
-
-
-def test_neighbours_are_scattered() -> None:
-    size = 250_000
-    images = Permutation(size, "k")(0, size)
-    # How many of each 500 consecutive positions fall into each 500 consecutive records.
-    seen = np.array([np.bincount(part // 500, minlength=500) for part in images.reshape(500, 500)])
-    chi, freedom = ((seen - 1.0) ** 2).sum(), 499 * 499
-    assert abs(chi - freedom) < 5 * sqrt(2 * freedom)
-    steps = np.bincount(np.diff(images) % size // 500, minlength=500)
-    expected = len(images) / 500
-    chi = ((steps - expected) ** 2 / expected).sum()
-    assert abs(chi - 499) < 5 * sqrt(2 * 499)
 
 
 def slowly(size: int, key: str, position: int) -> int:

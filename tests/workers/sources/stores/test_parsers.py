@@ -279,34 +279,6 @@ def test_labels_of_records_that_are_alike(labels: list[int], rest: Any, odd: lis
     assert [bytes(data) for data in parsed.data] == [b"abc"] * len(odd)
 
 
-@pytest.mark.parametrize(
-    "tails",
-    [
-        [b"\x28\x05\x28\x06", b"\x28\x05\x28\x07", b"\x28\x06\x28\x07"],
-        [b"\x28\x85\x00", b"\x28\x86\x01", b"\x28\x05\x38"],
-        [b"\x28\x05\x38\x00", b"\x28\x06\x38\x01", b"\x38\x00\x28\x07"],
-        [b"\xa8\x00\x05", b"\xa8\x00\x06", b"\x28\x85\x01"],
-        [b"\x28" + b"\xff" * 9 + b"\x01", b"\x28" + b"\xfe" * 9 + b"\x7f"],
-        [b"\x63\x28\x05\x64", b"\x63\x28\x06\x64"],
-        [b"\x28\x85\x01", b"\x28\x86\x81"],
-    ],
-)
-def test_tails_that_look_alike(tails: list[bytes]) -> None:
-    head = Datum(height=5, data=b"abc").SerializeToString()
-    parser = SampleParser(keep)
-    for _ in range(3):
-        for chosen in (tails[:1], tails[:2], tails):
-            values = [memoryview(head + tail) for tail in chosen]
-            parsed = parser.parse(values)
-            wanted = {}
-            for i, value in enumerate(values):
-                try:
-                    wanted[i] = keep(parse_datum(value)).label
-                except ValueError as error:
-                    assert str(parsed.errors[i]) == str(error)
-            assert parsed.labels.tolist() == list(wanted.values())
-
-
 def test_the_memory_of_parsed_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datums, "_MAX_TAILS", 10)
     parser = SampleParser(keep)
