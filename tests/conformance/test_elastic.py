@@ -15,21 +15,11 @@ import pytest
 import feeder
 from feeder.workers.stream.rounds import Dealing
 from feeds import assert_same, make, note
-from fetches import FORMS
+from fetches import make_fetch
 from freeze.positions import MADE
 from naive import naive_dealing
 
 NUM_EPOCHS = 3
-SIZES = (5, 0, 17, 1, 8, 0, 3)
-
-
-def script(worker: int, epoch: int) -> tuple[int, ...]:
-    """Some hundred batches in an epoch, and in none of them a whole number of rounds of all."""
-    return (SIZES * 12)[: 70 + 3 * worker + epoch]
-
-
-def fetch_of(form: str) -> Any:
-    return FORMS[form](script)
 
 
 @pytest.mark.parametrize("last_round", ["uneven", "pad"])
@@ -76,14 +66,14 @@ def test_epochs_that_would_be_dropped_whole_are_an_error() -> None:
 
 
 def test_another_global_batch_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    with make(fetch_of("pure"), devices=2) as coordinator:
+    with make(make_fetch("pure", "ragged"), devices=2) as coordinator:
         for device in range(2):
             next(coordinator["train"].on(device))
         state = coordinator.state_dict()
     with caplog.at_level(logging.INFO, "feeder"):
-        make(fetch_of("pure"), devices=2, resume=state)
+        make(make_fetch("pure", "ragged"), devices=2, resume=state)
         assert not caplog.records
-        make(fetch_of("pure"), devices=3, resume=state)
+        make(make_fetch("pure", "ragged"), devices=3, resume=state)
     (record,) = caplog.records
     assert record.getMessage() == (
         "feed 'train' goes on with 3 devices of 8 rows each, 24 rows in a round; before there were "

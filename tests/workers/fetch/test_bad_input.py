@@ -106,12 +106,7 @@ BAD = {
     "an array alone": Bad(
         images(3, 2), f"chunk has type ndarray, expected {WHOLE}", None, "type ndarray", WHOLE
     ),
-    "a 0-d array alone": Bad(
-        np.array(3), f"chunk has type ndarray, expected {WHOLE}", None, "type ndarray", WHOLE
-    ),
     "a number": Bad(5, f"chunk has type int, expected {WHOLE}", None, "type int", WHOLE),
-    "False": Bad(False, f"chunk has type bool, expected {WHOLE}", None, "type bool", WHOLE),
-    "a string": Bad("rows", f"chunk has type str, expected {WHOLE}", None, "type str", WHOLE),
     "a generator": Bad(
         (row for row in ()), f"chunk has type generator, expected {WHOLE}",
         None, "type generator", WHOLE,

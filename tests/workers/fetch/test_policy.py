@@ -1,14 +1,11 @@
-"""How many calls run at once, how large chunk lists are and who merges them: rules, a clock in
-hand."""
+"""How far calls run ahead of the merge and how large chunk lists are: rules, a clock in hand."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from feeder.workers.fetch.policy import CallKind, ConcurrencyPolicy, Merger
+from feeder.workers.fetch.policy import CallKind, ConcurrencyPolicy
 from feeder.workers.fetch.scheduler import (
     BufferBudget,
     CallsReport,
@@ -25,7 +22,6 @@ LIMITS = ListLimits(1, 1, 1, 0.0)
 
 QUICK = CallsReport(100, 10, 800, 0.0002, 0.0)
 COMPUTES = CallsReport(1, 1, 8, 0.004, 0.0)
-WAITS = CallsReport(1, 1, 8, 0.004, 0.0035)
 
 
 class Stage:
@@ -33,7 +29,7 @@ class Stage:
 
     def __init__(self, tuning: Tuning = TUNING, num_partitions: int = NUM_PARTITIONS) -> None:
         partitions = Partitions(num_partitions=num_partitions, pure=False, arrival=False)
-        self.tuning, self.now = tuning, 1000.0
+        self.now = 1000.0
         self.budget = BufferBudget(1000, 10**12, 1)
         self.scheduler = Scheduler(partitions, partitions.origin(), 1, tuning)
         self.policy = ConcurrencyPolicy(self.scheduler, self.budget, BATCH, tuning)
@@ -41,45 +37,26 @@ class Stage:
 
     def pick(self) -> Partition | None:
         """A fetcher asks for a partition, and holds it."""
-        found = self.pick_some()
-        assert len(found) <= 1
-        return found[0] if found else None
-
-    def pick_some(self) -> Sequence[Partition]:
-        """A fetcher asks for partitions, and holds them."""
-        partitions = self.policy.pick()
-        assert self.policy.has_work() is bool(partitions)
-        if partitions:
+        found = self.policy.pick()
+        assert len(found) <= 1 and self.policy.has_work() is bool(found)
+        for partition in found:
             self.budget.begin_turn()
-            limits = self.policy.limits_of(partitions[0])
-            for partition in partitions:
-                self.hold(partition, limits)
-        return partitions
+            self.hold(partition, self.policy.limits_of(partition))
+        return found[0] if found else None
 
     def hold(self, partition: Partition, limits: ListLimits = LIMITS) -> None:
         """A fetcher calls a partition."""
         self.scheduler.hold([partition], 1, limits, self.now)
         partition.begin_calls(self.now)
 
-    def give_back(self, partition: Partition, report: CallsReport = COMPUTES) -> Merger:
+    def give_back(self, partition: Partition, report: CallsReport) -> None:
         """It gives the partition back after some calls."""
-        return self.give_some_back([partition], report)
-
-    def give_some_back(self, partitions: Sequence[Partition], report: CallsReport) -> Merger:
-        """It gives partitions back, each after some calls."""
         self.budget.end_turn()
-        for partition in partitions:
-            partition.chunks.append((np.zeros(1),))
-            self.budget.add_calls(*report[:3], report.num_bytes)
-            self.scheduler.give_back(partition, None, 0.0, True, False)
-            self.policy.note_calls(partition, report, self.now)
-        return self.policy.lists_came(partitions[-1], self.now)
-
-    def call(self, report: CallsReport) -> Merger:
-        """Both of them."""
-        partition = self.pick()
-        assert partition is not None
-        return self.give_back(partition, report)
+        partition.chunks.append((np.zeros(1),))
+        self.budget.add_calls(*report[:3], report.num_bytes)
+        self.scheduler.give_back(partition, None, 0.0, True, False)
+        self.policy.note_calls(partition, report, self.now)
+        self.policy.lists_came(partition, self.now)
 
     def make_all(self, report: CallsReport, kind: CallKind) -> None:
         """Teach the policy what the calls of all partitions are like; the merge has all chunk
@@ -92,7 +69,7 @@ class Stage:
         assert {self.policy.kind_of(partition) for partition in self.partitions} == {kind}
         self.collect(0)
 
-    def collect(self, number: int) -> bool:
+    def collect(self, number: int) -> None:
         """The merge asks for a partition, and takes everything or waits for it."""
         wanted = self.scheduler.partitions_of(number)
         if self.policy.merge_collects(wanted):
@@ -100,13 +77,9 @@ class Stage:
             self.scheduler.take_all()
             self.budget.collect()
             self.budget.add(-self.budget.rows, -self.budget.bytes)
-            return True
-        self.policy.batcher_waits()
-        self.policy.merge_waits(wanted, self.now)
-        return False
-
-
-# ---- how many compute
+        else:
+            self.policy.batcher_waits()
+            self.policy.merge_waits(wanted, self.now)
 
 
 @pytest.mark.parametrize(("rows", "ahead"), [(1, 251), (50, 6), (500, 2)])
@@ -126,9 +99,6 @@ def test_a_partition_is_called_ahead_of_the_merge_by_its_share_of_the_bound(
     # In order of arrival the merge takes what comes.
     stage.policy.merge_collects(stage.partitions)
     assert stage.pick() is third
-
-
-# ---- how large a chunk list is
 
 
 @pytest.mark.parametrize("num_partitions", [1, 2, 4])
@@ -167,8 +137,9 @@ def test_a_partition_with_something_to_collect_is_called_below_8_mib_or_for_a_wa
 ):
     stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
     stage.make_all(COMPUTES, CallKind.COMPUTES)
-    for _ in range(NUM_PARTITIONS):
-        stage.call(COMPUTES)
+    for partition in stage.partitions:
+        assert stage.pick() is partition
+        stage.give_back(partition, COMPUTES)
     stage.budget.ahead_bytes = TUNING.ahead_bytes - 1
     assert stage.policy.pick()
     stage.budget.ahead_bytes = TUNING.ahead_bytes

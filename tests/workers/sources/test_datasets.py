@@ -136,19 +136,6 @@ def test_a_sample_that_fails_is_named_or_skipped() -> None:
     assert source.skipped == 3
 
 
-def test_other_errors_are_not_skipped_and_say_where_they_were() -> None:
-    class Broken:
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> Any:
-            raise KeyError(index)
-
-    with pytest.raises(KeyError) as caught:
-        records(Broken(), on_error="skip")(call(0, 3))
-    assert caught.value.__notes__ == ["while reading sample 0"]
-
-
 def test_a_function_may_end_the_epoch() -> None:
     def fn(info: SampleInfo) -> int:
         if info.iteration == 2:

@@ -381,29 +381,6 @@ def test_a_snapshot_tells_of_names_that_begin_alike() -> None:
     assert "4 of 'a.b'" in told and "2 of 'a'" in told and "2 of 'a.of'" in told
 
 
-def test_a_snapshot_tells_what_the_windows_of_packing_have_read() -> None:
-    source = steps.packed()
-    with feeder.init_data_input_workers(
-        ["tokens", "segment_ids", "positions", "loss_mask"],
-        source,
-        5,
-        seed=4,
-        coordinator=feeder.Coordinator(),
-    ) as made:
-        read = []
-        for batch in made["train"]:
-            calls = batch.cut.position.calls[0] if batch.cut.epoch == 0 else 0
-            read.append(source.records.parts[0].counts(min(135, 20 * calls), seed=4))
-            assert (
-                made.snapshot()
-                .describe()
-                .endswith(
-                    f"in epoch {batch.cut.epoch}: {read[-1]['a']} of 'a', {read[-1]['b']} of 'b'"
-                )
-            )
-    assert len({str(counts) for counts in read}) == 8
-
-
 def test_of_a_mixture_in_another_order_nothing_is_told() -> None:
     shuffled = steps.mixture().shuffle(1)
     for source in (shuffled, steps.mixture(num_shards=2), steps.chained()):

@@ -251,34 +251,6 @@ def test_records_that_are_alike_are_parsed_like_the_others(
         assert next(sound, None) is None
 
 
-@settings(max_examples=examples(300))
-@given(
-    st.sampled_from([7, 14, 21, 28, 31, 32]).flatmap(
-        lambda bits: st.lists(
-            st.integers(0, 2**bits - 1) if bits < 32 else st.integers(-(2**31), -1), min_size=2
-        )
-    ),
-    st.sampled_from([{}, {"encoded": True}, {"float_data": [1.5]}]),
-    st.lists(st.integers(0, 1), min_size=1, max_size=5),
-)
-def test_labels_of_records_that_are_alike(labels: list[int], rest: Any, odd: list[int]) -> None:
-    def value(label: int, **more: Any) -> memoryview:
-        datum = Datum(height=5, data=b"abc", label=label, **{**rest, **more})
-        return memoryview(datum.SerializeToString())
-
-    def read(datum: Any) -> Sample:
-        return Sample(datum.start, datum.stop, (int(datum.encoded or 0),), datum.label or 0)
-
-    parser = SampleParser(read)
-    for _ in range(2):
-        assert parser.parse([value(label) for label in labels]).labels.tolist() == labels
-    others = [value(labels[i % len(labels)], encoded=bool(flag)) for i, flag in enumerate(odd)]
-    parsed = parser.parse(others)
-    assert parsed.labels.tolist() == [labels[i % len(labels)] for i in range(len(odd))]
-    assert parsed.shapes == [(flag,) for flag in odd]
-    assert [bytes(data) for data in parsed.data] == [b"abc"] * len(odd)
-
-
 def test_the_memory_of_parsed_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datums, "_MAX_TAILS", 10)
     parser = SampleParser(keep)
