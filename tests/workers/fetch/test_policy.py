@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feeder.workers.fetch.policy import CallKind, ConcurrencyPolicy
+from feeder.workers.fetch.policy import CallKind, ConcurrencyPolicy, Merger
 from feeder.workers.fetch.scheduler import (
     BufferBudget,
     CallsReport,
@@ -49,14 +49,14 @@ class Stage:
         self.scheduler.hold([partition], 1, limits, self.now)
         partition.begin_calls(self.now)
 
-    def give_back(self, partition: Partition, report: CallsReport) -> None:
+    def give_back(self, partition: Partition, report: CallsReport) -> Merger:
         """It gives the partition back after some calls."""
         self.budget.end_turn()
         partition.chunks.append((np.zeros(1),))
         self.budget.add_calls(*report[:3], report.num_bytes)
         self.scheduler.give_back(partition, None, 0.0, True, False)
         self.policy.note_calls(partition, report, self.now)
-        self.policy.lists_came(partition, self.now)
+        return self.policy.lists_came(partition, self.now)
 
     def make_all(self, report: CallsReport, kind: CallKind) -> None:
         """Teach the policy what the calls of all partitions are like; the merge has all chunk
@@ -174,3 +174,46 @@ def test_quick_calls_may_wait_for_the_interpreter(
         counted_s = stage.policy.counted_wait(hungry_s)
         stage.policy.note_calls(first, long, stage.now, counted_s)
     assert stage.policy.kind_of(first) is kind
+
+
+@pytest.mark.parametrize("why", ["grace", "looks late", "bound"])
+def test_after_the_grace_the_merge_is_woken_once(why: str) -> None:
+    stage = Stage()
+    stage.collect(0)
+    first, second = stage.pick(), stage.pick()
+    assert first is not None and second is not None
+    if why == "grace":
+        stage.now += 1.1 * TUNING.grace_s
+    elif why == "looks late":
+        stage.policy.look_in(TUNING.slow_look_s)
+    else:
+        stage.budget.add(2000, 0)
+    assert stage.give_back(first, COMPUTES) is Merger.BATCHER
+    # The mark is cleared by who notifies: the next does not notify again.
+    assert first.wanted_since is None
+    assert stage.give_back(second, COMPUTES) is Merger.NOBODY
+
+
+def test_partitions_are_called_in_turn_and_those_that_are_put_off_when_their_time_has_come() -> (
+    None
+):
+    stage = Stage(num_partitions=2)
+    scheduler, (first, second) = stage.scheduler, stage.partitions
+    for partition, ready_at in ((first, 7.5), (second, 7.0)):
+        assert stage.pick() is partition
+        scheduler.give_back(partition, None, ready_at, True, False)
+    for ready_at, partition in ((7.0, second), (7.5, first)):
+        assert scheduler.pause_ends == ready_at and stage.pick() is None
+        scheduler.end_pauses(ready_at)
+        assert stage.pick() is partition
+
+
+def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
+    budget = BufferBudget(10, 100, 1)
+    budget.add(4, 40, 5)
+    assert budget.below_bound
+    budget.learn(12)
+    assert not budget.below_bound
+    budget.learn(0)
+    budget.add(0, 0, 1)
+    assert not budget.below_bound
