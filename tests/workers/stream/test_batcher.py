@@ -107,21 +107,3 @@ def test_a_group_is_16_mib_and_half_the_bound_at_most(
     row_bytes: int, settings: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert max(groups_of(row_bytes, monkeypatch, **settings)) == most
-
-
-def test_a_stop_ends_between_two_batches_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    routed: list[int] = []
-    coordinator = make(Whole(1), ["x"], BATCH_SIZE)
-    (stream,) = coordinator["train"].streams
-    route = RoundRobinRouter.route
-
-    def stopped_at_the_tenth(router: RoundRobinRouter, batch: Batch) -> None:
-        routed.append(batch.index)
-        if len(routed) == 10:
-            stream.close()
-        route(router, batch)
-
-    monkeypatch.setattr(RoundRobinRouter, "route", stopped_at_the_tenth)
-    with coordinator, pytest.raises(feeder.ClosedError):
-        list(coordinator["train"])
-    assert routed == list(range(10))

@@ -10,7 +10,6 @@ import pytest
 
 from calls import call
 from feeder.devices.slots import PrivateSlots
-from feeder.workers.errors import FetchError
 from feeder.workers.stream.chunks import Column, Schema
 from feeder.workers.stream.placement import Place, Placement, writing_to
 
@@ -131,14 +130,6 @@ def test_a_slot_that_is_looked_at_waits_until_nobody_does() -> None:
     assert places.provide(2) and places.allowed(0) == (0, 3)
     kept.is_kept = False
     assert places.provide(2) and places.allowed(0) == (0, 6)
-
-
-def test_a_function_that_keeps_all_is_told() -> None:
-    slots = FewSlots(2)
-    for slot in slots.free[0]:
-        slot.is_kept = True
-    with pytest.raises(FetchError, match="gave it in 2 calls"):
-        begun(slots).provide(1)
 
 
 def test_columns_are_found_by_what_they_are_like() -> None:
