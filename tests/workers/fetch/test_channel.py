@@ -17,6 +17,7 @@ from feeder.workers.fetch.policy import CallKind
 from feeder.workers.fetch.scheduler import (
     BufferBudget,
     CallsReport,
+    Held,
     Partition,
     Scheduler,
     Turn,
@@ -203,6 +204,66 @@ def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
     assert [chunk_list.partition for chunk_list in batcher.result()] == [1]
     aloof.close()
     other.join(WAIT_S)
+
+
+@pytest.mark.parametrize("tuning", [Tuning(grace_s=0.0, look_s=0.0)])
+def test_a_batcher_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
+    aloof: Channel, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, looked, wait = threading.Event(), threading.Event(), aloof._arrived.wait
+
+    def noted(pause: float) -> Any:
+        if pause == tuning.slow_look_s:
+            long.set()
+        return wait(pause)
+
+    def check(*_: Any) -> float:
+        looked.set()
+        return 10 * WAIT_S
+
+    monkeypatch.setattr(aloof._arrived, "wait", noted)
+    monkeypatch.setattr(aloof._silence, "check", check)
+    batcher = Aside(lambda: aloof.collect(0))
+    assert looked.wait(WAIT_S)
+    looked.clear()
+    merge_inline(aloof)
+    with aloof._lock:
+        aloof._arrived.notify()
+    assert long.wait(WAIT_S)
+    assert aloof.collect_inline(0)
+    assert aloof.collect_inline(0) is None
+    assert looked.wait(tuning.slow_look_s / 2)
+    aloof.close()
+    with pytest.raises(feeder.ClosedError):
+        batcher.result()
+
+
+@pytest.mark.parametrize("tuning", [PATIENT])
+def test_who_merges_inline_at_the_bound_waits_for_room_and_is_idle(
+    aloof: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, wait, idle = threading.Event(), aloof._room.wait, aloof._stats.idle
+
+    def noted() -> Any:
+        waits.set()
+        return wait()
+
+    monkeypatch.setattr(aloof._room, "wait", noted)
+    batcher = Aside(lambda: aloof.collect(0))
+    merge_inline(aloof)
+    assert aloof.collect_inline(0)
+    aloof.count(aloof._budget.max_rows, 0)
+    aloof.queue(0, 1)
+    fetcher = Aside(lambda: aloof.collect_inline(0))
+    assert waits.wait(WAIT_S)
+    now = time.monotonic()
+    assert idle.seconds(now + 1) - idle.seconds(now) == pytest.approx(1)
+    aloof.hand_out(0, Held(1, aloof._budget.max_rows, 0, 0))
+    assert fetcher.result() is None
+    assert idle.seconds(now + 9) == idle.seconds(now + 8)
+    aloof.close()
+    with pytest.raises(feeder.ClosedError):
+        batcher.result()
 
 
 @pytest.mark.parametrize("tuning", [PATIENT])
