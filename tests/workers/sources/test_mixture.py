@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import feeder
 import steps
-from calls import call, epoch_of
+from calls import epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import (
     Mixture,
@@ -25,7 +25,6 @@ from feeder.workers.sources import (
     iterable,
     mix,
     pack,
-    samples,
 )
 from parts import examples
 from steps import numbers
@@ -155,17 +154,6 @@ def test_temperature_and_weights_by_size() -> None:
     assert mix(parts, temperature=2).records.route.segments[0].counts == (3, 1)
     flat = mix(parts, temperature=1000).records.route.segments[0].counts
     assert abs(flat[0] - flat[1]) < 4
-
-
-def test_records_far_out_are_found_at_once() -> None:
-    def virtual() -> Any:
-        return samples(lambda info: np.array([info.idx_in_epoch]), 10**12, random_shuffle=True)
-
-    mixture = mix({"a": (virtual(), 5), "b": (virtual(), 3), "c": (virtual(), 2)})
-    assert len(mixture) == 3 * 10**12
-    (rows,) = mixture(call(10**9, 256))
-    assert rows.shape == (256, 1)
-    assert mixture.counts(10**12) == {"a": 5 * 10**11, "b": 3 * 10**11, "c": 2 * 10**11}
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {

@@ -105,6 +105,15 @@ def test_a_block_is_used_for_what_it_fits(shape: tuple[int, ...], dtype: str, fi
     assert (address(pool.empty(shape, dtype)) == begin) == fits
 
 
+@pytest.mark.parametrize("size", [0, 1, 512 * 1024 - 1, 8 * MIB + 1])
+def test_small_and_huge_arrays_have_memory_of_their_own(size: int) -> None:
+    pool = Pool()
+    array = pool.empty((size,), np.uint8)
+    assert array.flags.owndata and array.base is None
+    del array
+    assert not pool._free
+
+
 @pytest.mark.parametrize("dtype", ["u1", "<f4", ">i8", "c8", "M8[s]", [("a", "i4"), ("b", "u1")]])
 def test_an_array_is_what_numpy_gives(dtype: Any) -> None:
     array, wanted = Pool().empty((100, 7, 900), dtype), np.empty((100, 7, 900), dtype)
