@@ -112,6 +112,12 @@ def test_additional_inputs_and_a_box(tmp_path: Path) -> None:
     assert box.dtype == np.int32 and box[:, 0].tolist() == label.tolist() == [0, 1, 2]
 
 
+def test_additional_inputs_alone(tmp_path: Path) -> None:
+    options = {"image_available": False, "label_type": "none", "additional_inputs": 1}
+    (column,) = columns(tmp_path, [record(floats(1, 2)), record(floats(3, 4))], **options)
+    assert column.tolist() == [[1, 2], [3, 4]]
+
+
 DEFECTS: dict[str, tuple[bytes, str, dict[str, Any]]] = {
     "garbage": (b"\xff\xff", "message ends within a varint", {}),
     "empty": (b"", "has 0 tensors, expected 2", {}),
