@@ -132,6 +132,26 @@ def test_chunk_lists_together_stay_within_the_bound_and_half_of_its_bytes(
         assert total * row_bytes <= max(BATCH * num_partitions * row_bytes, max_mib * 2**19)
 
 
+MARKS = CallsReport(1, BATCH, 20_000_000, 0.000_008, 0.0)
+
+
+def test_slots_are_taken_for_what_fetchers_fill_at_a_time_and_fit_into_the_bound() -> None:
+    stage = Stage()
+    ahead = stage.policy.batches_ahead
+    stage.budget.learn(1_000_000)  # 4 MB a batch, four of which are a chunk list.
+    assert (ahead(1), ahead(3), ahead(10)) == (1 + 4 + 4, 1 + 2 + 4, 1 + 1 + 4)
+    stage.budget.queue(0, 247)
+    assert ahead(1) == 3
+    stage.budget.queue(0, 100)
+    assert ahead(1) == 1, "the next batch always gets a slot"
+    stage.budget.queue(0, -347)
+    # Quick ones give many batches at a time.
+    stage.scheduler.allow((0, 10**6))
+    stage.policy.batches_made(copied=0, passed=1)
+    stage.policy.note_calls(stage.partitions[0], MARKS, stage.now)
+    assert ahead(1) == 1 + 4 + TUNING.list_batches
+
+
 def test_a_partition_with_something_to_collect_is_called_below_8_mib_or_for_a_waiting_merge() -> (
     None
 ):
