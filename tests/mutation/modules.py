@@ -43,6 +43,7 @@ CORE = {
         *_STREAM,
     ),
     "workers/stream/rounds.py": (
+        "tests/workers/stream/test_rounds.py",
         "tests/workers/stream/test_assembler.py",
         *_SERVER,
         *_STREAM,

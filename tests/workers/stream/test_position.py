@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from feeder.workers.stream.position import (
+    PartialChunk,
     Partitions,
     Position,
     next_live,
@@ -49,3 +51,9 @@ def test_an_index_is_laid_out_over_any_number_of_partitions_and_back(
 )  # fmt: skip
 def test_an_ended_worker_is_passed_over(live: list[bool], partition: int, then: int) -> None:
     assert next_live(live, partition) == then
+
+
+def test_a_chunk_that_was_resumed_knows_what_is_missing() -> None:
+    partial = PartialChunk((np.arange(4, 6),), (0,), 6, skip=4, digest=77)
+    assert partial.rest(5)[0].tolist() == [5]
+    assert (partial.rows, partial.digest) == (6, 77)
