@@ -24,11 +24,6 @@ def add(record: Any) -> Any:
     return record[0] + record[1], record[1]
 
 
-def stir(record: Any) -> Any:
-    """Draw from NumPy's own generator, which processes seed for each record."""
-    return record, np.random.random()
-
-
 def is_odd(record: Any) -> bool:
     return bool(record % 2)
 

@@ -10,44 +10,15 @@ from typing import Any
 import pytest
 
 from feeder import Batch, Call
-from feeds import CARRIERS, expected, running
-from fetches import make_fetch, make_rows
+from feeds import CARRIERS, running
+from fetches import make_rows
 
 WAIT_S = 10.0
-EPOCHS = 2
 
 
 def ids_of(batches: Iterable[Batch]) -> list[int]:
     """Return the ids of the real rows."""
     return [int(row_id) for batch in batches for row_id in batch["id"][: batch.rows]]
-
-
-def all_ids(form: str, pattern: str) -> list[int]:
-    """Return the ids of all rows of the stream, sorted."""
-    stream = expected(make_fetch(form, pattern), pure=form == "pure", epochs=EPOCHS, batch_size=1)
-    return sorted(int.from_bytes(columns[0][2], "little") for *_, columns in stream)
-
-
-@pytest.mark.parametrize(("form", "carrier"), (("replay", "token"), ("seek", "state dict")))
-def test_a_worker_that_dawdles_holds_nobody_up(form: str, carrier: str) -> None:
-    let_go = Event()
-    fetch = make_fetch(form, "single")
-    plain = fetch.make
-
-    def make_late(worker: int, *args: int) -> Any:
-        assert worker or let_go.wait(WAIT_S)
-        return plain(worker, *args)
-
-    fetch.make = make_late
-    settings: dict[str, Any] = {"order": "arrival", "epochs": EPOCHS}
-    with running(fetch, **settings) as (coordinator, feed):
-        batches = [next(feed), next(feed)]
-        position = CARRIERS[carrier](coordinator, batches[-1])
-        let_go.set()
-    assert min(ids_of(batches)) > 1_000_000, "rows of worker 0 came while its first call waited"
-    with running(make_fetch(form, "single"), resume=position, **settings) as (_, feed):
-        rest = list(feed)
-    assert sorted(ids_of(batches + rest)) == all_ids(form, "single")
 
 
 @pytest.mark.parametrize(("carrier", "threads"), (("snapshot", 2), ("token", 8)))

@@ -15,21 +15,11 @@ import pytest
 import feeder
 from feeder.workers.stream.rounds import Dealing
 from feeds import assert_same, make, note
-from fetches import FORMS
+from fetches import make_fetch
 from freeze.positions import MADE
 from naive import naive_dealing
 
 NUM_EPOCHS = 3
-SIZES = (5, 0, 17, 1, 8, 0, 3)
-
-
-def script(worker: int, epoch: int) -> tuple[int, ...]:
-    """Some hundred batches in an epoch, and in none of them a whole number of rounds of all."""
-    return (SIZES * 12)[: 70 + 3 * worker + epoch]
-
-
-def fetch_of(form: str) -> Any:
-    return FORMS[form](script)
 
 
 @pytest.mark.parametrize("last_round", ["uneven", "pad"])
@@ -75,52 +65,15 @@ def test_epochs_that_would_be_dropped_whole_are_an_error() -> None:
         next(coordinator["train"].on(0))
 
 
-class Drawn:
-    """`fetch(call)`: as many rows as it is asked for, which another object does not give again."""
-
-    def __init__(self, start: int = 0) -> None:
-        self.start = start
-
-    gives_all_rows = True
-
-    def rows(self, epoch: int, batch_size: int) -> int:
-        return 100 * batch_size
-
-    def __call__(self, call: feeder.Call) -> Any:
-        if call.index == 100:
-            raise StopIteration
-        return {"id": np.arange(call.batch_size) + call.batch_size * call.index + self.start}
-
-
-def test_the_last_chunk_of_a_global_batch_is_compared_by_the_batches_of_then() -> None:
-    settings: dict[str, Any] = {
-        "input_blob_names": ["id"], "batch_size": None, "global_batch_size": 24, "epochs": None,
-    }  # fmt: skip
-    with make(Drawn(), devices=2, **settings) as coordinator:
-        for _ in range(2):
-            for device in range(2):
-                batch = next(coordinator["train"].on(device))
-        token = batch.cut.token()
-        assert batch.cut.checked is not None
-    # Also where the next rounds are skipped without being made.
-    for skip, num in ((0, 4), (0, 1), (3, 4)):
-        with make(Drawn(), devices=num, resume=token, skip=skip, **settings) as coordinator:
-            first = next(coordinator["train"].on(0))["id"].tolist()
-            assert first == [24 * (2 + skip) + i for i in range(24 // num)]
-        other = make(Drawn(7), devices=num, resume=token, skip=skip, **settings)
-        with other, pytest.raises(feeder.ResumeError, match=r"call 1.* other rows than before"):
-            next(other["train"].on(0))
-
-
 def test_another_global_batch_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    with make(fetch_of("pure"), devices=2) as coordinator:
+    with make(make_fetch("pure", "ragged"), devices=2) as coordinator:
         for device in range(2):
             next(coordinator["train"].on(device))
         state = coordinator.state_dict()
     with caplog.at_level(logging.INFO, "feeder"):
-        make(fetch_of("pure"), devices=2, resume=state)
+        make(make_fetch("pure", "ragged"), devices=2, resume=state)
         assert not caplog.records
-        make(fetch_of("pure"), devices=3, resume=state)
+        make(make_fetch("pure", "ragged"), devices=3, resume=state)
     (record,) = caplog.records
     assert record.getMessage() == (
         "feed 'train' goes on with 3 devices of 8 rows each, 24 rows in a round; before there were "
@@ -180,21 +133,6 @@ def dealing_of(position: Any) -> Dealing | None:
     (state,) = position.states
     stream = of_samples(set(), rounds=state.fingerprint.get("rounds", "stream"))["train"].streams[0]
     return stream.find_resume(position).cut.dealing
-
-
-def test_what_may_leave_records_out_is_made_and_dropped() -> None:
-    made = []
-
-    def take(info: feeder.sources.SampleInfo) -> np.ndarray:
-        made.append(info.idx_in_epoch)
-        if info.idx_in_epoch == 3:
-            raise ValueError("defective")
-        return np.array(info.idx_in_epoch)
-
-    source = feeder.sources.samples(take, 50, on_error="skip")
-    with make(source, input_blob_names=["id"], batch_size=4, skip=3) as coordinator:
-        assert next(coordinator["train"])["id"].tolist() == [13, 14, 15, 16]
-    assert set(made) >= set(range(16))
 
 
 OLDER = json.loads((Path(__file__).parent / "positions" / "tokens-1-2.json").read_text())

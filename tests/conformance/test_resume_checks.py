@@ -68,22 +68,6 @@ def test_a_function_that_counts_its_calls_is_found_out(rows: int, order: str) ->
         next(coordinator["train"])
 
 
-def test_so_it_is_from_a_state_dict() -> None:
-    with make(Counting(8)) as coordinator:
-        for step, _batch in enumerate(coordinator["train"]):
-            if step == 4:
-                state, snapshot = coordinator.state_dict(), coordinator.snapshot()
-                break
-    with (
-        make(Counting(8), resume=state) as coordinator,
-        pytest.raises(feeder.ResumeError, match="worker 0, call 4: other rows"),
-    ):
-        next(coordinator["train"])
-    # A snapshot holds what is left over, so no call is made again.
-    with make(Counting(8), resume=snapshot) as coordinator:
-        assert next(coordinator["train"]).step == 5
-
-
 @pytest.mark.served
 @pytest.mark.parametrize("plane", ["shared", "frames"])
 def test_so_it_is_by_a_consumer(plane: Any) -> None:
@@ -101,15 +85,6 @@ def test_so_it_is_by_a_consumer(plane: Any) -> None:
         next(coordinator["train"])
 
 
-def test_a_function_that_gives_other_sizes_is_found_out() -> None:
-    token = token_after(make(Pure(8)), 3)
-    with (
-        make(Pure(4), resume=token) as coordinator,
-        pytest.raises(feeder.ResumeError, match="8 rows then, 4 now"),
-    ):
-        next(coordinator["train"])
-
-
 def test_nothing_is_compared_where_the_rows_may_have_changed_or_are_gone() -> None:
     with make(Pure(8), writable=True) as coordinator:
         batch = next(coordinator["train"])
@@ -123,15 +98,6 @@ def test_nothing_is_compared_where_the_rows_may_have_changed_or_are_gone() -> No
     with make(Pure(8), repeatable=False) as coordinator:
         batch = next(coordinator["train"])
         assert batch.cut.checked is None
-
-
-def test_where_two_cuts_name_one_place_they_are_equal_whatever_is_known_of_it() -> None:
-    with make(Pure(8)) as coordinator:
-        batch = next(coordinator["train"])
-        known, place = batch.cut, batch.place
-        del batch
-        assert known == place.cut()
-        assert known.checked != place.cut().checked
 
 
 def test_a_token_of_eight_workers_is_small() -> None:
@@ -234,58 +200,3 @@ def test_so_it_is_where_an_epoch_has_ended(order: str, last_batch: str, dont_reb
         pytest.raises(feeder.ResumeError, match=r"not deterministic.*other rows"),
     ):
         next(again["train"])
-
-
-def test_a_call_apart_that_does_not_return_is_told_by_the_timeout() -> None:
-    with make(InEpochs(8), epochs=2) as coordinator:
-        batches = [next(coordinator["train"]) for _ in range(4)]
-        token = batches[2].cut.token()
-    hangs, fetch = threading.Event(), InEpochs(8)
-
-    def hanging(call: feeder.Call) -> list[Any]:
-        if call.epoch == 0:
-            hangs.wait()
-        return fetch(call)
-
-    with (
-        make(hanging, epochs=2, resume=token, timeout=0.2) as coordinator,
-        pytest.raises(feeder.FetchTimeout, match=r"no chunk for 0\.2 s when it was made again"),
-    ):
-        try:
-            next(coordinator["train"])
-        finally:
-            hangs.set()
-
-
-def test_calls_apart_are_made_by_a_thread_of_the_calls() -> None:
-    with make(Pure(3), order="arrival") as coordinator:
-        batch = next(coordinator["train"])
-        assert batch.cut.leftover is not None
-        token = batch.cut.token()
-    fetch = InOrder()
-    fetch._rows = 3
-    with make(fetch, resume=token, num_threads=1, order="arrival") as coordinator:
-        assert next(coordinator["train"])["x"].tolist() == list(range(8, 16))
-    assert len(fetch.threads) == 1
-
-
-def test_with_a_cursor_no_call_of_an_epoch_that_has_ended_is_made_again() -> None:
-    called: list[tuple[int, int]] = []
-
-    class Quick(InEpochs):
-        def __call__(self, call: feeder.Call) -> list[Any]:
-            called.append((call.epoch, call.index))
-            return super().__call__(call)
-
-        def cursor(self, call: feeder.Call) -> bytes:
-            return b"cursor"
-
-        def seek(self, call: feeder.Call, cursor: bytes) -> None:
-            assert (call.epoch, call.index, cursor) == (1, 0, b"cursor")
-
-    with make(Quick(8), epochs=2) as coordinator:
-        token = [next(coordinator["train"]) for _ in range(4)][2].cut.token()
-    called.clear()
-    with make(Quick(8), epochs=2, resume=token, num_threads=1) as coordinator:
-        assert [batch.epoch for batch in coordinator["train"]] == [1, 1, 1]
-    assert min(called) == (1, 0)

@@ -15,11 +15,9 @@ from feeder import (
     Coordinator,
     FeedError,
     FetchError,
-    FetchTimeout,
     RemoteError,
-    ResumeError,
 )
-from feeds import assert_same, expected, make, note
+from feeds import assert_same, make, note
 from fetches import make_fetch
 
 pytestmark = pytest.mark.served
@@ -117,39 +115,6 @@ def test_error_reaches_the_consumers_of_all_queues() -> None:
     steps = [[batch.step for batch in batches] for batches, _ in ended]
     assert steps == [list(range(queue, 9, 3)) for queue in range(3)]
     assert {type(error) for _, error in ended} == {FetchError}
-
-
-def test_fetch_function_that_gives_nothing_is_a_timeout() -> None:
-    coordinator = make(lambda worker_id, batch_size: None, timeout=0.1)
-    with served("shared", coordinator) as seen, pytest.raises(FetchTimeout, match=r"0\.1 s"):
-        next(seen)
-
-
-def test_feed_goes_on_from_the_state_before_an_error() -> None:
-    stream = expected(make_fetch("pure", "small"), pure=True, epochs=1, batch_size=2)
-    settings = {"batch_size": 2, "num_worker_threads": 3}
-    with served("shared", make(broken("pure", fail), **settings)) as seen:
-        before, _ = read_to_the_error(seen)
-        state = seen.state_dict()
-    with served("shared", make(make_fetch("pure", "small"), **settings), resume=state) as seen:
-        assert_same([note(batch) for batch in seen], stream[len(before) :])
-
-
-def test_feed_that_resumes_elsewhere_than_it_was_is_an_error() -> None:
-    """A token holds a digest of the chunk that it stands in."""
-    with served("shared", make(make_fetch("pure", "large"))) as seen:
-        next(seen)
-        state = seen.state_dict()
-
-    def change(chunk: Any) -> Any:
-        return [column + 1 for column in chunk]
-
-    other = make_fetch("pure", "large")
-    whole = other.make
-    other.make = lambda *args: change(whole(*args))
-    with served("shared", make(other), resume=state) as seen, pytest.raises(ResumeError) as caught:
-        next(seen)
-    assert "not deterministic" in str(caught.value)
 
 
 def test_what_a_factory_raises_reaches_the_consumer(caplog: pytest.LogCaptureFixture) -> None:

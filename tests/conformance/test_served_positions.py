@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 
 from conformance.served import reading, served, serving
-from feeder import Batch, ClosedError, Consumer, ResumeError, sources
-from feeds import Record, assert_same, deal, drain, expected, make, note, running
+from feeder import ResumeError
+from feeds import Record, assert_same, drain, expected, make, note, running
 from fetches import BATCH_SIZE, FORMS, make_fetch
 
 pytestmark = pytest.mark.served
@@ -105,57 +102,3 @@ def test_state_is_loaded_into_a_fresh_consumer_alone(form: str) -> None:
         with pytest.raises(ResumeError, match="handed out already"):
             consumer.load_state_dict(state)
         assert_same([note(batch) for batch in consumer], stream[6:])
-
-
-def test_queue_may_connect_after_another_has_loaded_its_state() -> None:
-    """Trainers are processes of their own: each connects and loads in its own time."""
-    stream = stream_of("pure")
-
-    def factory() -> Any:
-        return make(make_fetch("pure", "ragged"), epochs=EPOCHS)
-
-    with served("shared", factory, num_queues=2) as seen:
-        list(islice(deal(seen), 6))
-        states = [consumer.state_dict() for consumer in seen.consumers]
-    with serving(factory, queues=2) as server, ExitStack() as stack:
-        consumers = []
-        for queue, state in enumerate(states):
-            consumers.append(stack.enter_context(reading(server, queue=queue)))
-            consumers[-1].load_state_dict(state)
-        assert_same([note(batch) for batch in merge(consumers)], stream[6:])
-
-
-def merge(consumers: list[Consumer]) -> list[Batch]:
-    """Return what is left on all queues, in the order of the stream."""
-    batches: list[Batch] = []
-    left = list(consumers)
-    while left:
-        left = [consumer for consumer in left if (batch := next(consumer, None)) is not None
-                and batches.append(batch) is None]  # fmt: skip
-    return sorted(batches, key=lambda batch: batch.step)
-
-
-def test_feed_of_a_source_is_served() -> None:
-    def factory() -> Any:
-        source = sources.arrays(np.arange(1, 51), np.arange(1, 51) ** 2, random_shuffle=True)
-        return make(source, input_blob_names=["id", "square"], epochs=EPOCHS, last_batch="carry")
-
-    with factory() as coordinator:
-        wanted = [(note(batch), coordinator.state_dict()) for batch in coordinator["train"]]
-    with served("shared", factory) as seen:
-        got = [(note(batch), seen.state_dict()) for batch in seen]
-    assert [record for record, _ in got] == [record for record, _ in wanted]
-    for i in (1, 5, len(wanted) - 1):
-        for resume in (wanted[i - 1][1], got[i - 1][1]):
-            with served("shared", factory, resume=resume) as seen:
-                assert [note(batch) for batch in seen] == [record for record, _ in wanted[i:]]
-
-
-def test_closed_consumer_gives_nothing() -> None:
-    with served("shared", lambda: make(make_fetch("pure", "ragged"), epochs=EPOCHS)) as seen:
-        (consumer,) = seen.consumers
-        next(consumer)
-        consumer.close()
-        consumer.close()
-        with pytest.raises(ClosedError):
-            next(consumer)

@@ -171,19 +171,3 @@ def test_a_window_too_large_for_a_token_is_walked_to(monkeypatch: pytest.MonkeyP
     with feed(numbered(**options), token, epochs=4) as coordinator:
         assert next(coordinator["train"])["x"].tolist() == wanted
     assert walked[0] == 0
-
-
-def test_cuts_of_the_same_place_are_equal_whoever_made_them() -> None:
-    with feed(numbered()) as coordinator:
-        cuts = [next(coordinator["train"]).cut for _ in range(400)]
-    with feed(numbered(), cuts[299].token()) as coordinator:
-        assert [next(coordinator["train"]).cut for _ in range(100)] == cuts[300:]
-    assert cuts[399].token() == cuts[399].token()
-
-
-def test_a_cursor_belongs_to_the_position_alone() -> None:
-    tokens = []
-    for num_threads in (1, 3):
-        with feed(numbered(), num_threads=num_threads) as coordinator:
-            tokens.append([next(coordinator["train"]).cut.token() for _ in range(700)])
-    assert tokens[0] == tokens[1]

@@ -122,22 +122,6 @@ def test_the_same_source_is_taken(
         assert next(coordinator["train"]).step == 2
 
 
-def test_a_token_of_another_source_is_refused() -> None:
-    token = position_of(numbers(), lambda coordinator: coordinator["train"].state_dict())
-    assert told(numbers(17), token) == ["source.size: 23 then, 17 now"]
-    with add_feed(numbers()) as coordinator:
-        bare = next(coordinator["train"]).cut.token()
-    with pytest.raises(ResumeError, match="made with other settings"):
-        add_feed(numbers(17), bare)
-
-
-def test_the_feeds_own_settings_are_told_beside_the_sources() -> None:
-    differences = told(numbers(17), position_of(numbers()), batch_size=5, seed=1)
-    assert differences == [
-        "batch_size: 4 then, 5 now", "seed: 0 then, 1 now", "source.size: 23 then, 17 now",
-    ]  # fmt: skip
-
-
 class Walk:
     """A stateful iterator."""
 
@@ -183,15 +167,6 @@ def test_another_reader_is_refused(tmp_path: Path, then: str, now: str) -> None:
     assert f"source.source: {then!r} then, {now!r} now" in told(READERS[now](tmp_path), position)
 
 
-def test_a_function_in_place_of_a_source_is_refused() -> None:
-    def fetch(call: Call) -> list[Any]:
-        return [np.arange(4)]
-
-    differences = told(fetch, position_of(numbers()))
-    assert "source.source: 'arrays' then, None now" in differences
-    assert "source.source: None then, 'arrays' now" in told(numbers(), position_of(fetch))
-
-
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
@@ -207,13 +182,6 @@ def test_tokens_cut_otherwise_are_refused(
     assert difference in told(tokens(tmp_path, **changes), position)
 
 
-def test_a_longer_token_file_is_refused(tmp_path: Path) -> None:
-    position = position_of(tokens(tmp_path))
-    np.arange(203, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
-    now = sources.tokens(tmp_path / "tokens.bin", seq_len=5, dtype=np.uint16)
-    assert told(now, position) == ["source.tokens: [200] then, [203] now"]
-
-
 def test_an_lmdb_with_other_keys_is_refused(tmp_path: Path) -> None:
     datum = b"\x08\x01\x10\x01\x18\x01\x22\x01a\x28\x05\x38\x00"
     for name, last in (("then", b"9"), ("now", b"8z")):
@@ -227,13 +195,6 @@ def test_an_lmdb_with_other_keys_is_refused(tmp_path: Path) -> None:
     assert difference.startswith("source.keys: ")
     with add_feed(source("then"), position_of(source("then"))) as coordinator:
         assert next(coordinator["train"])["x"].tolist() == [5]
-
-
-def test_another_reader_of_the_same_lmdb_is_refused(tmp_path: Path) -> None:
-    write_lmdb(tmp_path / "db", [b"\x08\x01\x10\x01\x18\x01\x22\x01a\x28\x05\x38\x00"] * 9)
-    position = position_of(sources.caffe_lmdb(tmp_path / "db", image_available=False))
-    now = sources.caffe2_lmdb(tmp_path / "db", image_available=False)
-    assert "source.source: 'caffe_lmdb' then, 'caffe2_lmdb' now" in told(now, position)
 
 
 def test_a_folder_with_a_renamed_or_new_file_is_refused(tmp_path: Path) -> None:

@@ -139,67 +139,6 @@ def test_iterators_go_on_at_every_cut(tmp_path: Path) -> None:
     check_every_cut(lambda: frozen.of_iterators(tmp_path), ["x", "epoch"])
 
 
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
-def test_a_feed_gives_the_rows_of_the_source(tmp_path: Path, order: dict[str, Any]) -> None:
-    batches, _ = feed(lambda: of_arrays(tmp_path, **order), ["x", "y"])
-    source = of_arrays(tmp_path, **order)
-    for epoch, index, (x, _) in batches:
-        assert source(call(index, BATCH_SIZE, epoch, 7))[0].tobytes() == x
-
-
-def test_batches_wrap_from_shard_to_shard_as_in_dali(tmp_path: Path) -> None:
-    order = {"order": "dali", "num_shards": 3}
-    batches, _ = feed(lambda: of_arrays(tmp_path, **order), ["x", "y"], last_batch="carry")
-    numbers = [n for _, _, (x, _) in batches for n in np.frombuffer(x, np.int64).tolist()]
-    assert numbers == list(range(NUM_RECORDS))
-
-
-def test_two_sources_in_one_coordinator(tmp_path: Path) -> None:
-    order = ORDERS["shuffled shards"]
-    coordinator = Coordinator()
-    for name, shard_id in (("a", 0), ("b", 1)):
-        source = of_caffe(tmp_path, **{**order, "shard_id": shard_id})
-        init_data_input_workers(
-            ["image", "label"], source, BATCH_SIZE, 2, name, coordinator=coordinator, seed=7
-        )
-    seen: dict[str, list[int]] = {"a": [], "b": []}
-    with coordinator:
-        for name in ("a", "b"):
-            for batch in coordinator[name]:
-                seen[name] += batch["label"].tolist()
-    assert sorted(seen["a"] + seen["b"]) == list(range(NUM_RECORDS))
-    assert len(seen["a"]) == NUM_RECORDS // 2
-
-
-def test_two_sources_in_one_coordinator_go_on_from_one_snapshot(tmp_path: Path) -> None:
-    options = {"a": ORDERS["dali window"], "b": {**ORDERS["shuffled shards"], "shard_id": 0}}
-
-    def make(resume: bytes | None = None) -> Coordinator:
-        coordinator = Coordinator()
-        for name, source in (
-            ("a", of_samples(tmp_path, **options["a"])), ("b", of_tokens(tmp_path, **options["b"]))
-        ):  # fmt: skip
-            names = ["x", "y"] if name == "a" else ["x"]
-            init_data_input_workers(
-                names, source, BATCH_SIZE, 2, name, coordinator=coordinator, epochs=EPOCHS,
-                resume=resume,
-            )  # fmt: skip
-        return coordinator
-
-    def rest(coordinator: Coordinator) -> list[list[bytes]]:
-        return [[batch["x"].tobytes() for batch in coordinator[name]] for name in ("a", "b")]
-
-    # After 4 and 1 batches the one is in its second epoch, in the shard that is not its own.
-    with make() as coordinator:
-        taken = [next(coordinator[name]) for name in "aaaab"]
-        assert [taken[-2].epoch, taken[-1].epoch] == [1, 0]
-        snapshot = bytes(coordinator.snapshot())
-        wanted = rest(coordinator)
-    assert all(wanted)
-    with make(snapshot) as coordinator:
-        assert rest(coordinator) == wanted
-
-
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_feed_that_leaves_records_out_goes_on_at_every_cut(num_threads: int) -> None:
     def fragile(info: sources.SampleInfo) -> tuple[int, int]:

@@ -90,16 +90,6 @@ def _num_new(left: set[Any], chosen: dict[int, int], axis: int, value: int) -> t
     return len(new & left), crc32(repr((chosen, axis, value)).encode())
 
 
-def test_each_two_values_come_together() -> None:
-    for axes in (COMPOSED, STORED):
-        chosen = [*pairs(*axes)]
-        for (i, one), (k, other) in combinations(enumerate(axes), 2):
-            assert {(c[i], c[k]) for c in chosen} == {*product(one, other)}
-        # Each value of the longest axis beside each of the next one; little more.
-        longest, second, *_ = sorted(map(len, axes), reverse=True)
-        assert longest * second <= len(chosen) < 1.5 * longest * second
-
-
 def chosen_for(name: str, axes: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     """The combinations with a name; in the full part it comes with each two other values."""
     yield from pairs(*axes[1:]) if parts.is_full else (c[1:] for c in pairs(*axes) if c[0] == name)

@@ -76,13 +76,6 @@ def test_a_call_beyond_the_end_writes_into_no_batch(last_batch: str) -> None:
     assert ids == [1 + i // 2 for i in range(26)] + padding
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_stream_without_end_goes_on_through_the_epochs(form: str) -> None:
-    stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=5)[:-1]
-    assert len(stream) > 20
-    assert drain(make_fetch(form, "ragged"), epochs=None, most=len(stream)) == stream
-
-
 def test_random_numbers_are_keyed_by_seed_epoch_and_index_alone() -> None:
     draws: dict[tuple[int, int, int], int] = {}
 

@@ -74,16 +74,6 @@ def test_other_index_epoch_or_seed_other_draws() -> None:
     assert {first for first, *_ in drawn}.isdisjoint(of_records)
 
 
-def test_the_draws_do_not_depend_on_the_order_of_the_calls() -> None:
-    there = [draw(one) for one in keys()]
-    back = [draw(one) for one in reversed(list(keys()))]
-    assert back[::-1] == there
-
-
-def test_workers_and_hints_do_not_change_the_draws() -> None:
-    assert draw(call(3, worker_id=0, batch_size=4)) == draw(call(3, worker_id=5, batch_size=99))
-
-
 def test_a_call_has_one_generator_and_its_records_a_new_one_each_time() -> None:
     one = call(3)
     assert one.rng is one.rng
@@ -105,10 +95,3 @@ def test_neighbouring_calls_are_not_correlated() -> None:
     drawn = np.stack([call(index).rng.standard_normal(2000) for index in range(20)])
     correlation = np.corrcoef(drawn) - np.eye(20)
     assert np.abs(correlation).max() < 0.12
-
-
-def test_a_call_does_not_change() -> None:
-    one = call(3)
-    with pytest.raises(AttributeError):
-        one.index = 4  # type: ignore[misc]
-    assert (one.index, one.epoch, one.worker_id, one.batch_size, one.seed) == (3, 0, 0, 4, 0)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.observe.figures import FeedFigures, from_json, to_json
-from feeder.workers.stats import BatchStats, Crowd, Stopwatch
+from feeder.observe.figures import FeedFigures
+from feeder.workers.stats import Stopwatch
 from small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make
 
 OLD_KEYS = {
@@ -27,21 +27,6 @@ def only(coordinator: feeder.Coordinator) -> FeedFigures:
 
 
 # ---- clocks
-
-
-def test_a_stopwatch_adds_up_and_shows_what_runs() -> None:
-    watch = Stopwatch()
-    assert (watch.seconds(5.0), watch.since) == (0.0, None)
-    watch.start(10.0)
-    assert (watch.seconds(12.5), watch.since) == (2.5, 10.0)
-    watch.stop(13.0)
-    watch.stop(99.0)
-    assert (watch.seconds(99.0), watch.since) == (3.0, None)
-    watch.start(100.0)
-    assert watch.seconds(99.0) == 3.0, "a clock read just before the start counts nothing"
-    assert watch.seconds(101.0) == 4.0
-    watch.stop(100.5)
-    assert watch.seconds(102.0) == 4.0, "a writer that was held up takes nothing back"
 
 
 def test_what_a_stopwatch_shows_never_falls_beside_its_writer() -> None:
@@ -62,23 +47,6 @@ def test_what_a_stopwatch_shows_never_falls_beside_its_writer() -> None:
         last = max(last, seen)
     over.set()
     writer.result()
-
-
-def test_a_crowd_adds_up_over_its_members() -> None:
-    crowd = Crowd()
-    crowd.change(1, 10.0)
-    crowd.change(1, 11.0)
-    assert crowd.seconds(12.0) == 3.0
-    crowd.change(-1, 13.0)
-    crowd.change(-1, 14.0)
-    assert crowd.seconds(99.0) == 6.0
-
-
-def test_batches_are_counted_together() -> None:
-    stats = BatchStats()
-    stats.count(1, 4, 32)
-    stats.count(2, 8, 64)
-    assert (stats.batches, stats.rows, stats.bytes) == (3, 12, 96)
 
 
 # ---- each hand-over
@@ -125,17 +93,6 @@ def test_shorter_and_padded_batches_count_their_real_rows() -> None:
         with make(Pure(3, 3), last_batch=last_batch) as coordinator:
             list(coordinator["train"])
             assert coordinator["train"].stats()["handed_rows"] == 9, last_batch
-
-
-def test_each_device_has_its_own_counts() -> None:
-    with make(Pure(5, 4), devices=2) as coordinator:
-        feed = coordinator["train"]
-        list(feed.on(0))
-        stats = feed.stats()
-        assert (stats["queue/0/batches"], stats["queue/1/batches"]) == (3, 0)
-        assert stats["queue/1/waiting"] == 2
-        list(feed.on(1))
-        assert feed.stats()["handed_rows"] == 20
 
 
 def test_streams_of_one_name_are_added_up() -> None:
@@ -282,41 +239,3 @@ def test_the_age_of_the_position_is_that_of_the_last_question() -> None:
 def asked_at(coordinator: feeder.Coordinator) -> float:
     figures = coordinator.figures()
     return figures.at_s - figures.feeds[0].position_age_s
-
-
-# ---- how a feed is
-
-
-def test_a_feed_says_how_it_is() -> None:
-    coordinator = make(Pure())
-    assert only(coordinator).state == "waiting"
-    assert only(coordinator).age_s == 0.0
-    with coordinator:
-        assert only(coordinator).state == "running"
-        list(coordinator["train"])
-        assert only(coordinator).state == "ended"
-    assert only(coordinator).state == "ended"
-    with make(Pure()) as coordinator:
-        pass
-    assert only(coordinator).state == "stopped"
-    assert only(coordinator).age_s == only(coordinator).age_s, "its clocks have stopped"
-
-
-def test_figures_go_through_json_unchanged() -> None:
-    with make(Pure(), devices=2) as coordinator:
-        next(coordinator["train"].on(1))
-        figures = coordinator.figures()
-    assert from_json(to_json(figures)) == figures
-
-
-def test_a_logger_gets_the_verdict_in_words() -> None:
-    class Log:
-        lines: list[dict[str, Any]] = []  # noqa: RUF012
-
-        def log(self, stats: dict[str, Any]) -> None:
-            self.lines.append(stats)
-
-    with make(Pure(), external_loggers=[Log()]) as coordinator:
-        list(coordinator["train"])
-    assert Log.lines[-1]["verdict"] == "ended (all 4 batches are made)"
-    assert Log.lines[-1]["input_source_name"] == "train"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, Held, chunk, ids, make
+from small import WAIT_S, Held, chunk, make
 
 pytestmark = pytest.mark.served
 
@@ -107,12 +106,7 @@ BAD = {
     "an array alone": Bad(
         images(3, 2), f"chunk has type ndarray, expected {WHOLE}", None, "type ndarray", WHOLE
     ),
-    "a 0-d array alone": Bad(
-        np.array(3), f"chunk has type ndarray, expected {WHOLE}", None, "type ndarray", WHOLE
-    ),
     "a number": Bad(5, f"chunk has type int, expected {WHOLE}", None, "type int", WHOLE),
-    "False": Bad(False, f"chunk has type bool, expected {WHOLE}", None, "type bool", WHOLE),
-    "a string": Bad("rows", f"chunk has type str, expected {WHOLE}", None, "type str", WHOLE),
     "a generator": Bad(
         (row for row in ()), f"chunk has type generator, expected {WHOLE}",
         None, "type generator", WHOLE,
@@ -186,20 +180,6 @@ def test_a_wrong_chunk_is_named_in_its_place(form: Any, call: int, bad: Bad) -> 
     assert (error.column, error.got, error.expected) == (bad.column, bad.got, bad.expected)
 
 
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_a_wrong_first_chunk_is_named(bad: Bad) -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        return bad.chunk
-
-    coordinator = make(fetch, NAMES, num_worker_threads=1)
-    if "dtype is float" in bad.told or "shape" in bad.told or "ndim is 2" in bad.told:
-        with coordinator:  # there is nothing yet that it would differ from
-            assert len(next(coordinator["train"])["image"]) == 4
-        return
-    error = expect_error(coordinator, feeder.ChunkError, 0)
-    assert str(error) == f"worker 0, call 0: {bad.told}"
-
-
 class Trouble(Exception):
     pass
 
@@ -223,40 +203,6 @@ def test_what_the_fetch_function_raises_is_chained(
     assert "bad" in [frame.function for frame in inspect.getinnerframes(trouble.__traceback__)]
 
 
-def test_after_an_error_the_rest_comes_from_a_fetch_function_that_was_repaired() -> None:
-    broken, _ = pure(lambda: "rubbish")
-    coordinator = make(broken, NAMES)
-    with coordinator:
-        feed = coordinator["train"]
-        seen = [next(feed) for _ in range(3)]
-        with pytest.raises(feeder.ChunkError):
-            next(feed)
-        position = coordinator.snapshot()
-
-    def whole(call: feeder.Call) -> Any:
-        return good(0, call.index)
-
-    with make(whole, NAMES) as fresh:
-        undisturbed = [next(fresh["train"]) for _ in range(8)]
-    with make(whole, NAMES, resume=position) as resumed:
-        seen += [next(resumed["train"]) for _ in range(5)]
-    assert ids(seen, "label") == ids(undisturbed, "label")
-
-
-def test_none_for_longer_than_the_timeout_is_an_error() -> None:
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        call = calls.setdefault(worker_id, 0)
-        calls[worker_id] += 1
-        return None if (worker_id == 1 and call >= 1) else chunk(worker_id, call, 4)
-
-    calls: dict[int, int] = {}
-    error = expect_error(make(fetch, timeout=1.0), feeder.FetchTimeout, 12)
-    assert str(error) == (
-        "worker 1, call 1: no chunk for 1.0 s; raise timeout, or end the epoch with StopIteration"
-    )
-    assert (error.worker_id, error.call) == (1, 1)
-
-
 def test_a_fetch_that_does_not_return_in_time_is_shown_with_its_stack() -> None:
     fetch = Held(chunks_before=1)
     coordinator = make(fetch, timeout=1.0, num_worker_threads=1)
@@ -274,22 +220,6 @@ def test_a_fetch_that_does_not_return_in_time_is_shown_with_its_stack() -> None:
     (note,) = caught.value.__notes__
     assert note.startswith("the call has not returned:\n")
     assert "self._released.wait(WAIT_S)" in note
-
-
-def test_a_fetch_that_never_returns_is_named_with_its_stack_at_the_stop(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fetch = Held()
-    coordinator = make(fetch, num_worker_threads=1)
-    coordinator.start()
-    assert fetch.entered.wait(WAIT_S)
-    with caplog.at_level(logging.ERROR, logger="feeder"):
-        assert coordinator.stop(deadline_s=1.0) is False
-    fetch.release()
-    (record,) = caplog.records
-    assert record.message.startswith("1 threads did not end within ")
-    assert "['feeder train fetcher 0']" in record.message
-    assert "self._released.wait(WAIT_S)" in record.message
 
 
 def test_an_epoch_without_a_row_is_an_error_where_several_were_asked_for() -> None:

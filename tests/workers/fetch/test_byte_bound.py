@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +11,6 @@ import pytest
 
 import feeder
 from feeder import config
-from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.fetcher import Fetcher
-from feeder.workers.fetch.policy import CallsReport
-from feeder.workers.fetch.scheduler import BufferBudget, ListLimits, Scheduler, Turn
-from feeder.workers.stats import StreamStats
-from feeder.workers.stream.position import Partitions
 from small import WAIT_S, Aside, make
 
 ROW_BYTES = 100_000
@@ -68,64 +60,6 @@ def test_a_chunk_larger_than_the_bound_goes_through() -> None:
     with make(fetch, names=["x"], batch_size=4, num_worker_threads=8,
               max_buffered_bytes=ROW_BYTES) as coordinator:  # fmt: skip
         assert [int(batch["x"][0, 0]) for batch in coordinator["train"]] == list(range(20))
-
-
-class Calls:
-    """The calls of one partition, of a row each; the third does something before it returns."""
-
-    one_by_one = False
-
-    def __init__(self, at_the_third: Callable[[], Any]) -> None:
-        self._at_the_third = at_the_third
-        self.made = 0
-
-    def begin_epoch(self, epoch: int) -> int:
-        return 0
-
-    def put_back(self) -> tuple[float, ...]:
-        return ()
-
-    def begin_list(self, limits: Any) -> Callable[[], Any]:
-        return self._call
-
-    def _call(self) -> Any:
-        self.made += 1
-        if self.made == 3:
-            self._at_the_third()
-        return (np.zeros(1),)
-
-
-@pytest.mark.parametrize(("num_bytes", "made"), [(8, 64), (900, 3)])
-def test_a_list_under_way_ends_where_another_has_outgrown_what_it_was_taken_for(
-    num_bytes: int, made: int
-) -> None:
-    """The large chunks of calls that have begun come in any case; no further ones are asked for."""
-    partitions = Partitions(num_partitions=2, pure=False, arrival=False)
-    spec = SimpleNamespace(
-        names=("x",), seekable=False, axes=(0,), batch_size=64, pure=False, repeatable=True
-    )
-    names: Any = SimpleNamespace(spec=spec)
-    stats, budget = StreamStats(2, 1), BufferBudget(1000, 1000, 1, 8, 2)
-    scheduler = Scheduler(partitions, partitions.origin(), 1)
-    channel = Channel(scheduler, budget, stats, names, (), timeout_s=WAIT_S)
-    ahead, behind = scheduler.partitions
-    turns = [Turn([partition], 64, 10**6) for partition in (ahead, behind)]
-    for turn in turns:
-        budget.begin_turn()
-        scheduler.hold(list(turn.todo), 1, ListLimits(64, 64, 10**6, WAIT_S), 0.0)
-
-    def hand_over() -> None:
-        ahead.chunks.append((np.zeros(1),))
-        turns[0].take_next()
-        turns[0].done.append((ahead, CallsReport(1, 1, num_bytes), None, 0.0))
-        channel.release(turns[0])
-
-    run: Any = SimpleNamespace(debug=False)
-    calls: Any = Calls(hand_over)
-    Fetcher(names, run, channel, [calls, calls], stats.fetch).fill(turns[1])
-    assert behind.next == made
-    assert not channel.cuts_short, "there is room for the next ones"
-    channel.close()
 
 
 def test_by_default_all_workers_begin_at_once() -> None:

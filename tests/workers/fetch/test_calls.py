@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, Counted, Held, Pure, chunk, ids, make
+from small import WAIT_S, Counted, Held, chunk, ids, make
 
 
 def test_a_chunk_arrives_though_the_next_call_of_its_worker_does_not_return() -> None:
@@ -94,26 +94,6 @@ def test_a_worker_is_called_by_one_thread_at_a_time_whatever_their_number() -> N
     assert set(overlaps) == {1}
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 8])
-def test_the_stream_does_not_depend_on_the_number_of_threads(num_threads: int) -> None:
-    with make(Pure(40), num_worker_threads=4, num_threads=num_threads) as coordinator:
-        assert ids(coordinator["train"]) == [
-            100 * call + i for call in range(40) for i in (1, 2, 3)
-        ]
-
-
-def test_none_takes_no_place_and_is_asked_again() -> None:
-    asked: Counter[int] = Counter()
-
-    class Hesitating(Counted):
-        def __call__(self, worker_id: int, batch_size: int) -> Any:
-            asked[worker_id] += 1
-            return super().__call__(worker_id, batch_size) if asked[worker_id] % 3 else None
-
-    with make(Counted()) as plain, make(Hesitating()) as hesitating:
-        assert ids(hesitating["train"]) == ids(plain["train"])
-
-
 def test_a_fetch_that_is_asked_in_vain_is_not_asked_at_full_speed() -> None:
     calls = [0]
     again, enough = threading.Event(), threading.Event()
@@ -138,29 +118,6 @@ def test_the_fetch_function_is_not_called_before_the_start() -> None:
     coordinator.snapshot()
     coordinator.state_dict()
     assert coordinator.stop() is True
-
-
-def test_a_seekable_function_is_put_back_before_its_first_call() -> None:
-    order: list[Any] = []
-
-    class Noting:
-        def __call__(self, worker_id: int, batch_size: int) -> Any:
-            order.append("fetch")
-            return chunk(worker_id, order.count("fetch"), 4)
-
-        def cursor(self, worker_id: int) -> dict[str, Any]:
-            return {"at": (order.count("fetch"), 2**70)}
-
-        def seek(self, worker_id: int, cursor: Any) -> None:
-            order.append(cursor)
-
-    with make(Noting(), num_worker_threads=1) as coordinator:
-        next(coordinator["train"])
-        state = coordinator.state_dict()
-    order.clear()
-    with make(Noting(), num_worker_threads=1, resume=state) as coordinator:
-        assert len(next(coordinator["train"])["id"]) == 4
-    assert order[:2] == [{"at": (1, 2**70)}, "fetch"]
 
 
 class Sides(NamedTuple):

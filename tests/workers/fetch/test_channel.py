@@ -123,37 +123,6 @@ class Fetcher(threading.Thread):
         self.has_one.set()
 
 
-def make_busy(channel: Channel) -> None:
-    """Have the merge find what it wants, so that it does not wait."""
-    partitions = [acquire(channel) for _ in range(2)]
-    for partition in partitions:
-        release(channel, partition)
-    assert len(channel.collect(partitions[0].number)) == 2
-
-
-def test_a_fetcher_is_woken_for_each_that_finds_a_partition(channel: Channel) -> None:
-    """Two wake-ups in a row are for two threads, even before the first has gone on."""
-    make_busy(channel)
-    first = acquire(channel)
-    others = [Fetcher(channel) for _ in range(NUM_PARTITIONS - 1)]
-    wait_until(lambda: channel._num_idle == NUM_PARTITIONS - 1)
-    with channel._lock:
-        channel._policy.merge_collects([first])
-        channel._policy.merge_waits([first], time.monotonic())
-        channel._wake_fetcher()
-    assert all(other.has_one.wait(WAIT_S) for other in others)
-    numbers = {other.partition.number for other in others if other.partition is not None}
-    assert numbers == set(range(NUM_PARTITIONS)) - {first.number}
-
-
-def test_a_fetcher_that_has_waited_for_long_enough_looks_again(channel: Channel) -> None:
-    for _ in range(NUM_PARTITIONS):
-        partition = acquire(channel)
-        give(channel, partition, CallsReport(took=0.01), put_off_s=0.02)
-    assert acquire(channel).number == 0
-    assert channel._num_idle == 0
-
-
 def test_a_wait_that_is_over_before_it_begins_comes_to_an_end() -> None:
     def wait_often() -> None:
         for _ in range(20_000):
@@ -163,17 +132,6 @@ def test_a_wait_that_is_over_before_it_begins_comes_to_an_end() -> None:
     waiting.start()
     waiting.join(WAIT_S)
     assert not waiting.is_alive()
-
-
-def test_all_fetchers_are_woken_at_the_close(channel: Channel) -> None:
-    channel.count(1000, 0)
-    channel.queue(0, 1)
-    fetchers = [Fetcher(channel) for _ in range(5)]
-    wait_until(lambda: channel._num_idle == 5)
-    channel.close()
-    for fetcher in fetchers:
-        fetcher.join(WAIT_S)
-    assert [fetcher.partition for fetcher in fetchers] == [None] * 5
 
 
 def test_a_quick_call_is_waited_for_only_while_somebody_looks(
@@ -248,24 +206,6 @@ def test_the_merge_is_one_threads_at_a_time(aloof: Channel) -> None:
     other.join(WAIT_S)
 
 
-@pytest.mark.parametrize("tuning", [PATIENT])
-def test_what_ends_an_inline_merge_is_raised_in_the_batcher(aloof: Channel) -> None:
-    batcher = Aside(lambda: aloof.collect(0))
-    merge_inline(aloof)
-    aloof.finish_inline(ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        batcher.result()
-
-
-@pytest.mark.parametrize("tuning", [PATIENT])
-def test_the_end_of_the_stream_wakes_the_batcher(aloof: Channel) -> None:
-    batcher = Aside(lambda: aloof.collect(0))
-    merge_inline(aloof)
-    assert aloof.collect_inline(0)
-    aloof.finish_inline(None)
-    assert batcher.result() == []
-
-
 @pytest.mark.parametrize("tuning", [Tuning(grace_s=0.0, look_s=0.0)])
 def test_a_batcher_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
     aloof: Channel, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
@@ -298,38 +238,8 @@ def test_a_batcher_that_has_stopped_looking_is_woken_when_it_is_to_look_again(
         batcher.result()
 
 
-@pytest.mark.parametrize("tuning", [PATIENT.replace(look_s=0.0)])
-def test_beside_an_inline_merge_what_a_slow_call_has_got_before_is_taken_at_each_look(
-    aloof: Channel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken, take_open = threading.Event(), Partition.take_open
-
-    def noted(partition: Partition, *ending: Any, **settings: Any) -> Any:
-        chunk_list = take_open(partition, *ending, **settings)
-        if partition is slow and chunk_list is not None:
-            taken.set()
-        return chunk_list
-
-    monkeypatch.setattr(Partition, "take_open", noted)
-    aloof._policy._set_kind(aloof._scheduler.partitions[0], CallKind.COMPUTES)
-    slow = acquire(aloof)
-    slow.begin_calls(time.monotonic())
-    slow.chunks.append((np.zeros(1),))
-    batcher = Aside(lambda: aloof.collect(1))
-    merge_inline(aloof)
-    with aloof._lock:
-        aloof._policy.look_in(0.0)
-        aloof._arrived.notify()
-        aloof._policy.batcher_woken = lambda: None  # type: ignore[method-assign]
-    assert taken.wait(WAIT_S)
-    assert [chunk_list.partition for chunk_list in aloof.collect_inline(1) or ()] == [0, 1]
-    aloof.close()
-    with pytest.raises(feeder.ClosedError):
-        batcher.result()
-
-
 @pytest.mark.parametrize("tuning", [PATIENT])
-def test_who_merges_inline_and_waits_for_room_is_idle(
+def test_who_merges_inline_at_the_bound_waits_for_room_and_is_idle(
     aloof: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, wait, idle = threading.Event(), aloof._room.wait, aloof._stats.idle
@@ -341,56 +251,19 @@ def test_who_merges_inline_and_waits_for_room_is_idle(
     monkeypatch.setattr(aloof._room, "wait", noted)
     batcher = Aside(lambda: aloof.collect(0))
     merge_inline(aloof)
+    assert aloof.collect_inline(0)
     aloof.count(aloof._budget.max_rows, 0)
     aloof.queue(0, 1)
-    fetcher = Aside(aloof.wait_for_room)
+    fetcher = Aside(lambda: aloof.collect_inline(0))
     assert waits.wait(WAIT_S)
     now = time.monotonic()
     assert idle.seconds(now + 1) - idle.seconds(now) == pytest.approx(1)
     aloof.hand_out(0, Held(1, aloof._budget.max_rows, 0, 0))
-    fetcher.result()
+    assert fetcher.result() is None
     assert idle.seconds(now + 9) == idle.seconds(now + 8)
     aloof.close()
     with pytest.raises(feeder.ClosedError):
         batcher.result()
-
-
-@pytest.mark.parametrize("inline", [False, True])
-def test_a_merge_whose_calls_the_bound_holds_back_waits_for_room(
-    channel: Channel, monkeypatch: pytest.MonkeyPatch, inline: bool
-) -> None:
-    """Who looks at the clocks must not blame calls that may not be made."""
-    waits, wait, stats = threading.Event(), channel._room.wait, channel._stats
-
-    def noted() -> Any:
-        waits.set()
-        return wait()
-
-    monkeypatch.setattr(channel._room, "wait", noted)
-    partition = acquire(channel)
-    channel.count(1000, 0)
-    channel.queue(0, 1)
-    # One that is being called is waited for as ever, and one that has something is collected.
-    with channel._lock:
-        channel._wait_while_held_back([partition])
-    release(channel, partition)
-    collect = channel.collect_inline if inline else channel.collect
-    assert collect(partition.number)
-    merge = Aside(lambda: collect(partition.number))
-    assert waits.wait(WAIT_S)
-    with channel._lock:
-        clocks = (stats.room, stats.chunks, stats.partitions[partition.number])
-        assert [clock.since is not None for clock in clocks] == [True, False, False]
-        assert partition.wanted_since is None
-    channel.hand_out(0, Held(1, 1000, 0, 0))
-    if inline:
-        assert merge.result() is None
-    else:
-        wait_until(lambda: stats.chunks.since is not None)
-        assert stats.room.since is None
-        channel.close()
-        with pytest.raises(feeder.ClosedError):
-            merge.result()
 
 
 @pytest.mark.parametrize("tuning", [PATIENT])
@@ -416,24 +289,6 @@ def test_a_call_that_does_not_return_holds_no_partition_of_its_turn(channel: Cha
     channel.release(turn)
     assert (channel._budget.rows, channel._scheduler.running) == (2, 0)
     assert channel._budget.num_calling == 0
-
-
-@pytest.mark.parametrize("tuning", [PATIENT])
-def test_what_is_put_off_is_called_beside_a_call_that_does_not_return(channel: Channel) -> None:
-    be(channel, CallKind.QUICK)
-    merge = Aside(lambda: channel.collect(0))
-    turn = acquire_some(channel)
-    first, *_ = [turn.take_next() for _ in range(NUM_PARTITIONS)]
-    assert first is not None
-    other = Fetcher(channel)
-    wait_until(lambda: is_one_idle(channel))
-    turn.done.append((first, CallsReport(took=0.000_01), None, 0.02))
-    with channel._lock:
-        channel._look(time.monotonic())
-    assert other.has_one.wait(WAIT_S) and other.partition is first
-    channel.close()
-    with pytest.raises(feeder.ClosedError):
-        merge.result()
 
 
 class Waiting:

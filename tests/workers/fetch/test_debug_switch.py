@@ -134,28 +134,3 @@ def test_a_sound_fetch_function_passes_under_the_switch(
     monkeypatch.setenv("FEEDER_DEBUG", "1")
     with make(fetch, epochs=2) as looked_at:
         assert ids(looked_at["train"]) == wanted
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        (5, "chunk has type int, expected a list, tuple or dict of arrays"),
-        (np.array(5), "chunk has type ndarray, expected a list, tuple or dict of arrays"),
-        ((None,), "column 'id': type is None, expected numpy.ndarray"),
-        ((np.array([{}]),), "column 'id': dtype is object, expected one without Python objects"),
-    ],
-    ids=["a number", "a 0-d array", "None inside", "objects"],
-)
-def test_the_switch_does_not_hide_what_else_is_wrong(
-    wrong: Any, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEEDER_DEBUG", "1")
-
-    def fetch(call: feeder.Call) -> Any:
-        return wrong if call.index == 1 else chunk(0, call.index, 4)
-
-    with make(fetch) as coordinator:
-        assert ids([next(coordinator["train"])]) == [1, 2, 3, 4]
-        with pytest.raises(feeder.ChunkError) as caught:
-            next(coordinator["train"])
-    assert str(caught.value) == f"worker 1, call 1: {told}"

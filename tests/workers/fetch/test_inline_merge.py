@@ -114,15 +114,6 @@ def test_in_order_of_arrival_others_go_on_beside_a_call_that_does_not_return(
     assert workers[0] >= 790
 
 
-def test_stopping_ends_a_fetcher_that_merges_inline(quick: bool) -> None:
-    for batches in (0, 1, 30):
-        coordinator = make(Endless(), num_worker_threads=2, max_buffered_batches=2)
-        coordinator.start()
-        for _ in range(batches):
-            next(coordinator["train"])
-        assert coordinator.stop(deadline_s=WAIT_S) is True
-
-
 def test_rows_that_come_after_a_lull_are_handed_over() -> None:
     """The batcher looks rarely by then, and what gives nothing takes next to no time, so that it
     counts as quick: its first rows go at once all the same."""

@@ -54,10 +54,6 @@ def drawn_large(call: feeder.Call) -> Any:
     return [np.concatenate([np.zeros(10**6), np.random.random(10**6)]).reshape(4, -1)]
 
 
-def by_info(info: Any) -> Any:
-    return [info.rng.random(3)]
-
-
 OTHERS: dict[str, Any] = {
     "records, random": lambda: sources.records(Records(random.random)),
     "records, numpy.random": lambda: sources.records(Records(np.random.random)),

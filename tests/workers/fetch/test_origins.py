@@ -9,7 +9,6 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
@@ -227,14 +226,6 @@ def test_what_is_known_goes_with_the_function() -> None:
 
 
 @pytest.mark.served
-def test_who_serves_it_again_begins_at_the_beginning_again() -> None:
-    fetch = seekable()
-    for _ in range(2):
-        with serving(make(fetch, **AHEAD)) as server, reading(server) as consumer:
-            assert ids(islice(consumer, 20)) == expected(20)
-
-
-@pytest.mark.served
 def test_an_init_fun_that_failed_is_called_for_the_next_consumer() -> None:
     calls = []
 
@@ -265,29 +256,3 @@ def test_whatever_a_cursor_raises_reaches_the_user(retries: int) -> None:
         pytest.raises(feeder.FetchError, match="raised SystemExit: no cursor"),
     ):
         next(coordinator["train"])
-
-
-class Counting:
-    def __init__(self) -> None:
-        self.at = {0: 0, 1: 0}
-
-    def fetch(self, worker_id: int, batch_size: int) -> Any:
-        self.at[worker_id] += 1
-        return [np.full(3, 1000 * worker_id + self.at[worker_id])]
-
-    def cursor(self, worker_id: int) -> int:
-        return self.at[worker_id]
-
-    def seek(self, worker_id: int, cursor: int) -> None:
-        self.at[worker_id] = cursor
-
-
-def test_a_method_is_put_back_by_the_cursor_and_seek_of_its_object() -> None:
-    with make(Counting().fetch, ["x"], 8, epochs=None) as coordinator:
-        feed = coordinator["train"]
-        for _ in range(5):
-            next(feed)
-        state = feed.state_dict()
-        wanted = [next(feed)["x"].tolist() for _ in range(5)]
-    with make(Counting().fetch, ["x"], 8, epochs=None, resume=state) as coordinator:
-        assert [next(coordinator["train"])["x"].tolist() for _ in range(5)] == wanted

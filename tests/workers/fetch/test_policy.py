@@ -1,9 +1,6 @@
-"""How many calls run at once, how large chunk lists are and who merges them: rules, a clock in
-hand."""
+"""How far calls run ahead of the merge and how large chunk lists are: rules, a clock in hand."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -25,7 +22,6 @@ LIMITS = ListLimits(1, 1, 1, 0.0)
 
 QUICK = CallsReport(100, 10, 800, 0.0002, 0.0)
 COMPUTES = CallsReport(1, 1, 8, 0.004, 0.0)
-WAITS = CallsReport(1, 1, 8, 0.004, 0.0035)
 
 
 class Stage:
@@ -33,7 +29,7 @@ class Stage:
 
     def __init__(self, tuning: Tuning = TUNING, num_partitions: int = NUM_PARTITIONS) -> None:
         partitions = Partitions(num_partitions=num_partitions, pure=False, arrival=False)
-        self.tuning, self.now = tuning, 1000.0
+        self.now = 1000.0
         self.budget = BufferBudget(1000, 10**12, 1)
         self.scheduler = Scheduler(partitions, partitions.origin(), 1, tuning)
         self.policy = ConcurrencyPolicy(self.scheduler, self.budget, BATCH, tuning)
@@ -41,45 +37,26 @@ class Stage:
 
     def pick(self) -> Partition | None:
         """A fetcher asks for a partition, and holds it."""
-        found = self.pick_some()
-        assert len(found) <= 1
-        return found[0] if found else None
-
-    def pick_some(self) -> Sequence[Partition]:
-        """A fetcher asks for partitions, and holds them."""
-        partitions = self.policy.pick()
-        assert self.policy.has_work() is bool(partitions)
-        if partitions:
+        found = self.policy.pick()
+        assert len(found) <= 1 and self.policy.has_work() is bool(found)
+        for partition in found:
             self.budget.begin_turn()
-            limits = self.policy.limits_of(partitions[0])
-            for partition in partitions:
-                self.hold(partition, limits)
-        return partitions
+            self.hold(partition, self.policy.limits_of(partition))
+        return found[0] if found else None
 
     def hold(self, partition: Partition, limits: ListLimits = LIMITS) -> None:
         """A fetcher calls a partition."""
         self.scheduler.hold([partition], 1, limits, self.now)
         partition.begin_calls(self.now)
 
-    def give_back(self, partition: Partition, report: CallsReport = COMPUTES) -> Merger:
+    def give_back(self, partition: Partition, report: CallsReport) -> Merger:
         """It gives the partition back after some calls."""
-        return self.give_some_back([partition], report)
-
-    def give_some_back(self, partitions: Sequence[Partition], report: CallsReport) -> Merger:
-        """It gives partitions back, each after some calls."""
         self.budget.end_turn()
-        for partition in partitions:
-            partition.chunks.append((np.zeros(1),))
-            self.budget.add_calls(*report[:3], report.num_bytes)
-            self.scheduler.give_back(partition, None, 0.0, True, False)
-            self.policy.note_calls(partition, report, self.now)
-        return self.policy.lists_came(partitions[-1], self.now)
-
-    def call(self, report: CallsReport) -> Merger:
-        """Both of them."""
-        partition = self.pick()
-        assert partition is not None
-        return self.give_back(partition, report)
+        partition.chunks.append((np.zeros(1),))
+        self.budget.add_calls(*report[:3], report.num_bytes)
+        self.scheduler.give_back(partition, None, 0.0, True, False)
+        self.policy.note_calls(partition, report, self.now)
+        return self.policy.lists_came(partition, self.now)
 
     def make_all(self, report: CallsReport, kind: CallKind) -> None:
         """Teach the policy what the calls of all partitions are like; the merge has all chunk
@@ -92,7 +69,7 @@ class Stage:
         assert {self.policy.kind_of(partition) for partition in self.partitions} == {kind}
         self.collect(0)
 
-    def collect(self, number: int) -> bool:
+    def collect(self, number: int) -> None:
         """The merge asks for a partition, and takes everything or waits for it."""
         wanted = self.scheduler.partitions_of(number)
         if self.policy.merge_collects(wanted):
@@ -100,24 +77,9 @@ class Stage:
             self.scheduler.take_all()
             self.budget.collect()
             self.budget.add(-self.budget.rows, -self.budget.bytes)
-            return True
-        self.policy.batcher_waits()
-        self.policy.merge_waits(wanted, self.now)
-        return False
-
-
-# ---- how many compute
-
-
-def test_what_the_merge_waits_for_goes_before_whose_turn_it_is_and_the_turns_go_on_from_there() -> (
-    None
-):
-    stage = Stage()
-    stage.make_all(COMPUTES, CallKind.COMPUTES)
-    assert not stage.collect(2)
-    assert stage.pick() is stage.partitions[2]
-    assert stage.pick() is stage.partitions[3]
-    assert stage.pick() is stage.partitions[0]
+        else:
+            self.policy.batcher_waits()
+            self.policy.merge_waits(wanted, self.now)
 
 
 @pytest.mark.parametrize(("rows", "ahead"), [(1, 251), (50, 6), (500, 2)])
@@ -137,81 +99,6 @@ def test_a_partition_is_called_ahead_of_the_merge_by_its_share_of_the_bound(
     # In order of arrival the merge takes what comes.
     stage.policy.merge_collects(stage.partitions)
     assert stage.pick() is third
-
-
-def test_at_the_bound_the_call_whose_turn_it_is_starts_alone_and_while_a_device_starves() -> None:
-    stage = Stage()
-    stage.budget.add(1000, 0)
-    assert not stage.collect(2)
-    stage.budget.queue(0, 1)
-    assert stage.pick() is None
-    stage.budget.queue(0, -1)
-    assert stage.pick() is stage.partitions[2]
-    assert stage.pick() is None
-
-
-# ---- quick calls
-
-
-def test_a_turn_has_no_more_quick_partitions_than_there_is_room_for_batches() -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    stage.budget.max_rows = 3 * BATCH
-    assert not stage.collect(3)
-    assert [partition.number for partition in stage.pick_some()] == [3, 0, 1]
-
-
-def test_at_the_bound_a_quick_call_is_made_alone() -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    assert not stage.collect(3)
-    stage.budget.add(1000, 0)
-    assert stage.pick() is stage.partitions[3]
-
-
-def test_a_quick_call_that_does_not_return_holds_nobody_up() -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    assert not stage.collect(0)
-    first, *others = stage.pick_some()
-    for partition in others:  # As the channel does.
-        stage.scheduler.let_go(partition)
-    look = stage.policy.batcher_looks(stage.now + TUNING.grace_s)
-    assert look.is_overdue and look.partitions == (first,)
-    assert stage.policy.kind_of(first) is CallKind.COMPUTES
-    assert [stage.policy.kind_of(partition) for partition in others] == [CallKind.QUICK] * 3
-    # Others begin; nobody looks soon whether they are quick, so each holds up nobody either.
-    assert [stage.pick(), stage.pick()] == list(stage.partitions[1:3])
-
-
-# ---- arrays that are passed on
-
-
-# ---- when the merge is woken
-
-
-@pytest.mark.parametrize("why", ["grace", "looks late", "bound"])
-def test_after_the_grace_it_is_woken_once(why: str) -> None:
-    stage = Stage()
-    assert not stage.collect(0)
-    first, second = stage.pick(), stage.pick()
-    assert first is not None and second is not None
-    if why == "grace":
-        stage.now += 1.1 * TUNING.grace_s
-    elif why == "looks late":
-        stage.policy.look_in(TUNING.slow_look_s)
-    else:
-        stage.budget.add(2000, 0)
-    assert stage.give_back(first) is Merger.BATCHER
-    # The mark is cleared by who notifies: the next does not notify again.
-    assert first.wanted_since is None
-    assert stage.give_back(second) is Merger.NOBODY
-
-
-# ---- what the batcher thread looks at
-
-
-# ---- how large a chunk list is
 
 
 @pytest.mark.parametrize("num_partitions", [1, 2, 4])
@@ -245,15 +132,6 @@ def test_chunk_lists_together_stay_within_the_bound_and_half_of_its_bytes(
         assert total * row_bytes <= max(BATCH * num_partitions * row_bytes, max_mib * 2**19)
 
 
-def test_the_first_chunk_list_is_a_batch_and_that_above_the_bound_a_row() -> None:
-    stage = Stage()
-    assert (first := stage.pick()) is not None and first.limits.rows == BATCH
-    stage.budget.max_bytes = stage.budget.list_bytes = 100
-    assert stage.policy.limits_of(stage.partitions[1]).rows == BATCH
-    stage.budget.bytes = 100
-    assert stage.policy.limits_of(stage.partitions[1]).rows == 1
-
-
 MARKS = CallsReport(1, BATCH, 20_000_000, 0.000_008, 0.0)
 
 
@@ -274,26 +152,14 @@ def test_slots_are_taken_for_what_fetchers_fill_at_a_time_and_fit_into_the_bound
     assert ahead(1) == 1 + 4 + TUNING.list_batches
 
 
-def test_before_the_merge_has_anything_all_may_compute() -> None:
-    stage = Stage()
-    held = [stage.pick() for _ in range(NUM_PARTITIONS)]
-    assert {partition.number for partition in held if partition} == set(range(NUM_PARTITIONS))
-    assert stage.pick() is None
-
-
-def test_beside_a_busy_merge_any_number_wait() -> None:
-    stage = Stage()
-    stage.make_all(WAITS, CallKind.WAITS)
-    assert all(stage.pick() for _ in range(NUM_PARTITIONS))
-
-
 def test_a_partition_with_something_to_collect_is_called_below_8_mib_or_for_a_waiting_merge() -> (
     None
 ):
     stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
     stage.make_all(COMPUTES, CallKind.COMPUTES)
-    for _ in range(NUM_PARTITIONS):
-        stage.call(COMPUTES)
+    for partition in stage.partitions:
+        assert stage.pick() is partition
+        stage.give_back(partition, COMPUTES)
     stage.budget.ahead_bytes = TUNING.ahead_bytes - 1
     assert stage.policy.pick()
     stage.budget.ahead_bytes = TUNING.ahead_bytes
@@ -328,3 +194,46 @@ def test_quick_calls_may_wait_for_the_interpreter(
         counted_s = stage.policy.counted_wait(hungry_s)
         stage.policy.note_calls(first, long, stage.now, counted_s)
     assert stage.policy.kind_of(first) is kind
+
+
+@pytest.mark.parametrize("why", ["grace", "looks late", "bound"])
+def test_after_the_grace_the_merge_is_woken_once(why: str) -> None:
+    stage = Stage()
+    stage.collect(0)
+    first, second = stage.pick(), stage.pick()
+    assert first is not None and second is not None
+    if why == "grace":
+        stage.now += 1.1 * TUNING.grace_s
+    elif why == "looks late":
+        stage.policy.look_in(TUNING.slow_look_s)
+    else:
+        stage.budget.add(2000, 0)
+    assert stage.give_back(first, COMPUTES) is Merger.BATCHER
+    # The mark is cleared by who notifies: the next does not notify again.
+    assert first.wanted_since is None
+    assert stage.give_back(second, COMPUTES) is Merger.NOBODY
+
+
+def test_partitions_are_called_in_turn_and_those_that_are_put_off_when_their_time_has_come() -> (
+    None
+):
+    stage = Stage(num_partitions=2)
+    scheduler, (first, second) = stage.scheduler, stage.partitions
+    for partition, ready_at in ((first, 7.5), (second, 7.0)):
+        assert stage.pick() is partition
+        scheduler.give_back(partition, None, ready_at, True, False)
+    for ready_at, partition in ((7.0, second), (7.5, first)):
+        assert scheduler.pause_ends == ready_at and stage.pick() is None
+        scheduler.end_pauses(ready_at)
+        assert stage.pick() is partition
+
+
+def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
+    budget = BufferBudget(10, 100, 1)
+    budget.add(4, 40, 5)
+    assert budget.below_bound
+    budget.learn(12)
+    assert not budget.below_bound
+    budget.learn(0)
+    budget.add(0, 0, 1)
+    assert not budget.below_bound

@@ -44,13 +44,6 @@ def run_on(feeds: ExitStack, name: str = "train") -> None:
     next(feeds.enter_context(coordinator)[name])
 
 
-def test_it_is_short_while_a_feed_runs() -> None:
-    with ExitStack() as feeds:
-        run_on(feeds)
-        assert interval_s() == SWITCH_S
-    assert interval_s() == PYTHONS_S
-
-
 def test_the_last_of_several_feeds_puts_it_back() -> None:
     with ExitStack() as longer:
         with ExitStack() as shorter:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, caffe_lmdb
 from feeder.workers.stream.copying import is_sole_owner
 from protos import Datum
-from stores import damage_leaf, encoded, picture, write_lmdb
+from stores import encoded, picture, write_lmdb
 
 
 def raw(
@@ -85,28 +83,6 @@ def test_large_records_of_other_sizes_do_not_fit_in_any_epoch(tmp_path: Path) ->
         assert source(call(1, 20, epoch=epoch))[0].shape == (20, 150, 151, 3)
         with pytest.raises(RecordError, match="key b'00000020'"):
             source(call(0, 40, epoch=epoch))
-
-
-def test_a_store_is_closed_with_its_source(tmp_path: Path) -> None:
-    path = write_lmdb(tmp_path / "db", [raw(0)])
-    gc.collect()
-    gc.disable()
-    try:
-        before = len(os.listdir("/proc/self/fd"))
-        source = caffe_lmdb(path, random_shuffle=True)
-        only_chunk(source)
-        assert len(os.listdir("/proc/self/fd")) > before
-        del source
-        assert len(os.listdir("/proc/self/fd")) == before
-    finally:
-        gc.enable()
-
-
-def test_several_folders_in_shards(tmp_path: Path) -> None:
-    paths = [write_lmdb(tmp_path / str(f), [raw(10 * f + i) for i in range(5)]) for f in range(3)]
-    source = caffe_lmdb(paths, shard_id=1, num_shards=3, random_shuffle=True, stick_to_shard=True)
-    labels = [label for _, chunk in epoch_of(source, 2) for label in chunk.tolist()]
-    assert sorted(labels) == [10, 11, 12, 13, 14] and len(source) == 15
 
 
 def test_labels_wrap_around_as_int32(tmp_path: Path) -> None:
@@ -190,20 +166,6 @@ def test_a_defective_record_is_named_or_skipped(
         source = caffe_lmdb(path, on_error="skip")
         assert only_chunk(source)[1].tolist() == [0, 1, 3] and source.skipped == 1
         assert [len(chunk[1]) for chunk in epoch_of(source, 1)] == [1, 1, 0, 1]
-
-
-def test_records_in_a_damaged_page_are_named_or_skipped(tmp_path: Path) -> None:
-    path = write_lmdb(tmp_path / "db", [raw(i, 10, 10, 10) for i in range(200)])
-    damage_leaf(path, 10)
-    source = caffe_lmdb(path, on_error="skip")
-    rows = [len(label) for _, label in epoch_of(source, 1)]
-    assert rows.count(0) == source.skipped >= 2
-    first = rows.index(0)
-    assert [len(label) for label in source(call(first, 1))] == [0, 0]
-    with pytest.raises(RecordError, match=rf"^{str(path)!r} at key b'{first:08}': mdb_.*CORRUPTED"):
-        caffe_lmdb(path)(call(first, 1))
-    with pytest.raises(ConfigError, match="is damaged: "):
-        caffe_lmdb(path, verify=True)
 
 
 @pytest.mark.needs("PIL")

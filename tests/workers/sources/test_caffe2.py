@@ -13,7 +13,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, caffe2_lmdb
 from feeder.workers.sources.caffe2_layout import LABEL_TYPES
 from protos import TensorProto, TensorProtos
-from stores import damage_leaf, encoded, picture, write_lmdb
+from stores import encoded, picture, write_lmdb
 
 FLOAT, INT32, BYTE, STRING, BOOL, INT64 = 1, 2, 3, 4, 5, 10
 
@@ -195,18 +195,6 @@ def test_a_defective_record_is_named_or_skipped(
         caffe2_lmdb(path, **options)(call(0, 3))
     source = caffe2_lmdb(path, on_error="skip", **options)
     assert len(source(call(0, 3))[1]) == 2 and source.skipped == 1
-
-
-def test_records_in_a_damaged_page_are_skipped(tmp_path: Path) -> None:
-    records = [record(pixels(i, 10, 10, 10), ints(i)) for i in range(200)]
-    path = write_lmdb(tmp_path / "db", records)
-    damage_leaf(path, 10)
-    source = caffe2_lmdb(path, on_error="skip")
-    labels = [source(call(index, 1))[1].tolist() for index in range(200)]
-    assert labels.count([]) == source.skipped >= 2
-    assert all(label in ([], [i]) for i, label in enumerate(labels))
-    with pytest.raises(ConfigError, match="is damaged: "):
-        caffe2_lmdb(path, verify=True)
 
 
 def test_rows_that_do_not_fit_each_other(tmp_path: Path) -> None:

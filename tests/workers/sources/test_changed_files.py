@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
@@ -15,7 +14,7 @@ from calls import call
 from feeder.workers import sources
 from feeder.workers.sources.stores.offsets import told_of_files
 from needs import needs
-from shards import example, ints, npy, numbered, write_tar, write_tfrecord
+from shards import example, ints, numbered, write_tar, write_tfrecord
 from stores import encoded, picture
 
 needs("pyarrow")
@@ -165,11 +164,3 @@ def test_a_bug_in_a_decoder_is_noted(tmp_path: Path) -> None:
         sources.webdataset(shard, decoders={"bin": {}.__getitem__})(call(0, 1))
     assert caught.value.__notes__[0] == "in member 'bin' at byte 512"
     assert caught.value.__notes__[1].startswith("while reading '/")
-
-
-def test_other_keys_are_another_stream(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "x.tar", [{"npy": npy(np.ones(2)), "cls": b"1"}] * 3)
-    described = [
-        sources.webdataset(shard, keys).describe() for keys in (["npy"], ["cls"], ["cls", "npy"])
-    ]
-    assert [one["keys"] for one in described] == [["npy"], ["cls"], ["cls", "npy"]]

@@ -26,16 +26,6 @@ def test_what_a_function_is_told() -> None:
     assert told == [(0, 0, 0, 3), (1, 1, 0, 3), (2, 0, 1, 3), (3, 1, 1, 3), (4, 0, 2, 3)]
 
 
-def test_draws_belong_to_the_sample() -> None:
-    def draws(batch_size: int, **order: Any) -> dict[int, float]:
-        source = samples(lambda info: (info.idx_in_epoch, info.rng.random()), 12, **order)
-        chunks = list(epoch_of(source, batch_size))
-        return {int(i): x for index, drawn in chunks for i, x in zip(index, drawn, strict=True)}
-
-    assert draws(4) == draws(5) == draws(3, random_shuffle=True)
-    assert len(set(draws(4).values())) == 12
-
-
 SAMPLES: dict[str, tuple[Any, Any]] = {
     "number": (3, ([3, 3],)),
     "array": (np.arange(2), ([[0, 1], [0, 1]],)),
@@ -62,20 +52,6 @@ def test_a_collate_function_of_ones_own() -> None:
     assert column.tolist() == [1, 3, 6]
 
 
-def test_datasets_in_shards() -> None:
-    class Squares:
-        def __len__(self) -> int:
-            return 10
-
-        def __getitem__(self, index: int) -> int:
-            assert type(index) is int
-            return index**2
-
-    shards = [records(Squares(), shard_id=s, num_shards=3, random_shuffle=True) for s in range(3)]
-    seen = [x for shard in shards for (chunk,) in epoch_of(shard, 2) for x in chunk.tolist()]
-    assert sorted(seen) == [i**2 for i in range(10)]
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -96,11 +72,6 @@ def test_datasets_in_shards() -> None:
 def test_samples_that_do_not_fit_each_other(other: Any, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         records([(1, 2), other])(call(0, 2))
-
-
-def test_mappings_with_other_names() -> None:
-    with pytest.raises(RecordError, match=r"sample 1: has \['b'\], sample 0 has \['a'\]"):
-        records([{"a": 1}, {"b": 1}])(call(0, 2))
 
 
 def test_objects_are_refused() -> None:
@@ -165,19 +136,6 @@ def test_a_sample_that_fails_is_named_or_skipped() -> None:
     assert source.skipped == 3
 
 
-def test_other_errors_are_not_skipped_and_say_where_they_were() -> None:
-    class Broken:
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> Any:
-            raise KeyError(index)
-
-    with pytest.raises(KeyError) as caught:
-        records(Broken(), on_error="skip")(call(0, 3))
-    assert caught.value.__notes__ == ["while reading sample 0"]
-
-
 def test_a_function_may_end_the_epoch() -> None:
     def fn(info: SampleInfo) -> int:
         if info.iteration == 2:
@@ -231,12 +189,6 @@ class Batched:
         return indices + [0] * self.surplus
 
 
-def test_a_dataset_may_give_the_samples_of_a_call_at_once() -> None:
-    dataset = Batched()
-    assert [chunk.tolist() for (chunk,) in epoch_of(records(dataset), 4)] == [[0, 1, 2, 3], [4, 5]]
-    assert dataset.asked == [[0, 1, 2, 3], [4, 5]]
-
-
 def test_of_samples_at_once_the_defective_one_is_found() -> None:
     with pytest.raises(RecordError, match=r"^sample 4: a broken file$"):
         list(epoch_of(records(Batched(defective=4)), 3))
@@ -250,16 +202,6 @@ def test_samples_at_once_are_as_many_as_were_asked_for() -> None:
     told = r"^sample 3 and on: __getitems__ returned 4 samples, expected a list of 3$"
     with pytest.raises(RecordError, match=told):
         records(Batched(surplus=1))(call(1, 3))
-
-
-def test_columns_by_name_are_no_samples_at_once() -> None:
-    class Columns(Batched):
-        def __getitems__(self, indices: list[int]) -> Any:
-            return {"a": indices, "b": indices, "c": indices}
-
-    told = r"^sample 3 and on: __getitems__ returned a mapping, expected a list of 3$"
-    with pytest.raises(RecordError, match=told):
-        records(Columns())(call(1, 3))
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -322,11 +264,6 @@ def ends(samples: Any) -> Any:
 def test_a_collate_function_that_makes_no_columns(collate: Any, message: str) -> None:
     with pytest.raises(RecordError, match=f"^{message}$"):
         records([1, 2, 3, 4], collate=collate)(call(1, 2))
-
-
-def test_what_a_collate_function_makes_is_for_the_feed_to_judge() -> None:
-    made: Any = records([1, 2], collate=lambda samples: [1, "a"])(call(0, 2))
-    assert made == [1, "a"]
 
 
 def test_bad_arguments() -> None:

@@ -60,13 +60,6 @@ def test_pixels(folder: Path, decoder: Any) -> None:
         assert np.abs(image[i].astype(int) - wanted).mean() < 8
 
 
-@pytest.mark.needs("simplejpeg")
-def test_both_decoders_give_the_same_pixels(folder: Path) -> None:
-    one = image_folder(folder, decoder="simplejpeg")(call(0, 12))[0]
-    other = image_folder(folder, decoder="pillow")(call(0, 12))[0]
-    assert (one == other).all()
-
-
 def test_grey_and_transparent_images_become_rgb(tmp_path: Path) -> None:
     from PIL import Image
 

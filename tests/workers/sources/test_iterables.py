@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from feeder.workers.errors import ConfigError
@@ -98,20 +97,6 @@ def test_an_iterator_that_begins_anew_after_its_end_is_not_asked_again() -> None
             return super().__next__()
 
     assert take(iterable(lambda: Round(4)), 4) == [[0, 1, 2], [3], None, [0, 1, 2]]
-
-
-def test_chunks() -> None:
-    class Chunks(Count):
-        def __next__(self) -> Any:
-            return (np.arange(super().__next__()),)
-
-    source = iterable(lambda: Chunks(3), batched=True)
-    assert take(source, 5) == [[], [0], [0, 1], None, []]
-
-
-def test_a_collate_function_of_ones_own() -> None:
-    source = iterable(lambda: Count(4), collate=lambda samples: (np.array([sum(samples)]),))
-    assert take(source, 3) == [[3], [3], None]
 
 
 def test_a_collate_function_does_not_end_the_epoch() -> None:

@@ -16,12 +16,10 @@ from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import (
     RecordError,
-    arrays,
     pack,
     packing_efficiency,
     records,
 )
-from feeder.workers.sources.packing import best_fit
 from parts import examples
 from steps import numbers
 
@@ -97,39 +95,6 @@ def test_windows_are_what_a_naive_packer_makes(
     assert source.skipped >= (sum(n > size for n in lengths) if long == "drop" else 0)
 
 
-def test_windows_lose_little_and_no_more_than_first_fit_over_all() -> None:
-    lengths = np.exp(np.random.default_rng(3).normal(6, 1, 8192)).astype(int).clip(1).tolist()
-    assert packing_efficiency(lengths, 2048, 1024) > 0.97
-    assert packing_efficiency(lengths, 2048, 64) < packing_efficiency(lengths, 2048, 4096)
-    pieces = [min(2048, n - at) for n in lengths for at in range(0, n, 2048)]
-    room: list[int] = []
-    for n in pieces:
-        row = next((i for i, free in enumerate(room) if free >= n), len(room))
-        if row == len(room):
-            room.append(2048)
-        room[row] -= n
-    first_fit = sum(pieces) / (2048 * len(room))
-    assert packing_efficiency(lengths, 2048, 1024) > first_fit - 0.005
-
-
-def test_rows_come_in_the_order_of_their_first_documents() -> None:
-    assert best_fit([3, 10, 7, 2, 5, 1], 10) == [[0, 2], [1], [3, 4, 5]]
-    assert best_fit([], 10) == []
-
-
-def test_the_order_of_windows_is_that_of_the_options() -> None:
-    docs = documents([4] * 40)
-    whole = [unpacked(c) for c in epoch_of(pack(records(docs), 8, 4), 1)]
-    mixed = [unpacked(c) for c in epoch_of(pack(records(docs), 8, 4, random_shuffle=True), 1)]
-    assert mixed != whole and sorted(mixed) == sorted(whole)
-    shards = [
-        [unpacked(c) for c in epoch_of(pack(records(docs), 8, 4).shard(s, 3), 1)] for s in range(3)
-    ]
-    assert [window for shard in shards for window in shard] == whole
-    few = pack(records(docs), 8, 4).take(2)
-    assert [unpacked(c) for c in epoch_of(few, 1)] == whole[:2]
-
-
 def test_a_loss_mask_of_the_documents_own() -> None:
     docs = [
         {"tokens": np.arange(1, 6), "loss_mask": [0, 0, 1, 1, 1]},
@@ -144,11 +109,6 @@ def test_a_loss_mask_of_the_documents_own() -> None:
     assert chunk["loss_mask"].astype(int).tolist() == [
         [0, 0, 1, 1, 1, 1, 0, 1], [0] * 8, [0, 0, 1, 1, 0, 0, 0, 0],
     ]  # fmt: skip
-
-
-def test_rows_of_arrays_are_documents_too() -> None:
-    (chunk,) = epoch_of(pack(arrays(np.arange(1, 13).reshape(3, 4)), 8), 1)
-    assert chunk["segment_ids"].tolist() == [[1] * 4 + [2] * 4, [1] * 4 + [0] * 4]
 
 
 def test_empty_windows_have_no_rows() -> None:

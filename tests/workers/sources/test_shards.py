@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import feeder
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, jsonl, tfrecord, webdataset
@@ -126,16 +125,6 @@ def test_a_member_that_is_there_twice_is_named(tmp_path: Path) -> None:
         webdataset(tmp_path / "x.tar")(call(0, 2))
     source = webdataset(tmp_path / "x.tar", on_error="skip")
     assert (source(call(0, 2))["cls"].tolist(), source.skipped) == ([7], 1)
-
-
-@pytest.mark.parametrize("cut", [100, 5000])
-def test_a_truncated_shard_is_named(shards: list[Path], cut: int) -> None:
-    data = shards[0].read_bytes()
-    shards[0].write_bytes(data[:cut])
-    with pytest.raises(
-        ConfigError, match=r"a\.tar'(: is no tar|: the file has 5000 bytes, member)"
-    ):
-        webdataset(shards, ["cls"])
 
 
 def test_a_shard_without_its_end_is_named_wherever_it_is_cut(shards: list[Path]) -> None:
@@ -261,46 +250,3 @@ def test_lines(tmp_path: Path) -> None:
     (texts,) = jsonl(path, bytes.decode).pad(30)(call(0, 5))
     assert texts.tolist() == ['{"n": 0}', '{"n": 1}', '{"n": 2, "m": {"k": 5}}', '{"n"', '{"n": 4}']
     assert json.loads(str(texts[2])) == {"n": 2, "m": {"k": 5}}
-
-
-# ---- in feeds
-
-
-def taken(paths: list[Path], resume: Any = None, **more: Any) -> list[tuple[Any, bytes]]:
-    source = webdataset(paths, random_shuffle=True)
-    settings = {"batch_size": 2, "seed": 4, "epochs": 2, **more}
-    with feeder.init_data_input_workers(["npy", "cls"], source.map(only), resume=resume,
-                                        **settings) as made:  # fmt: skip
-        return [
-            ((batch.epoch, batch["npy"].tolist(), batch["cls"].tolist()), bytes(made.snapshot()))
-            for batch in made["train"]
-        ]
-
-
-def only(record: Any) -> Any:
-    return record["npy"], record["cls"]
-
-
-def test_a_feed_of_shards_resumes_on_threads_and_names_what_changed(shards: list[Path]) -> None:
-    whole = taken(shards, num_threads=1)
-    for i in range(0, len(whole), 3):
-        rest = taken(shards, whole[i][1], num_threads=3)
-        assert [b for b, _ in rest] == [b for b, _ in whole[i + 1 :]]
-    write_tar(shards[2], numbered(6, 11), 8)
-    with pytest.raises(
-        feeder.ResumeError, match=r"source.of.file c\.tar: '5 records, \w+' then, '5 rec"
-    ) as told:
-        taken(shards, whole[3][1])
-    assert "file a.tar" not in str(told.value)
-
-
-@pytest.mark.process
-def test_shards_are_read_in_processes_too(shards: list[Path], tmp_path: Path) -> None:
-    for index in (None, tmp_path / "nowhere"):
-        source = webdataset(shards, ["cls"], index=index)
-        with feeder.init_data_input_workers(
-            ["cls"], source, 5, executor=feeder.Processes(2)
-        ) as made:
-            assert [b["cls"].tolist() for b in made["train"]] == [
-                [0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11],
-            ]  # fmt: skip

@@ -19,8 +19,6 @@ import steps
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, Source, arrays, mix, nested, records, samples
-from feeder.workers.sources.steps.rows import split_each
-from naive_steps import COMPOSITIONS
 from parts import examples
 from steps import NUM, numbers
 
@@ -45,22 +43,18 @@ def order_of(epoch: int, seed: int = 5, num: int = NUM) -> list[int]:
 
 ALL = list(range(NUM))
 NAIVE: dict[str, tuple[Callable[[], Source], Callable[[int], list[Any]]]] = {
-    "map": (lambda: numbers().map(steps.double), lambda e: [2 * x for x in ALL]),
     "map twice": (
         lambda: numbers().map(steps.double).map(steps.double),
         lambda e: [4 * x for x in ALL],
     ),
     "filter": (lambda: numbers().filter(steps.is_odd), lambda e: ALL[1::2]),
-    "take": (lambda: numbers().take(9), lambda e: ALL[:9]),
     "take more than there are": (lambda: numbers().take(99), lambda e: ALL),
-    "skip": (lambda: numbers().skip(9), lambda e: ALL[9:]),
     "skip none": (lambda: numbers().skip(0), lambda e: ALL),
     "concat": (
         lambda: numbers().concat(numbers(100, 4), numbers(200, 1)),
         lambda e: [*ALL, 100, 101, 102, 103, 200],
     ),
     "repeat": (lambda: numbers().repeat(3), lambda e: ALL * 3),
-    "shuffle": (lambda: numbers().shuffle(5), order_of),
     "repeat of shuffle": (
         lambda: numbers().shuffle(5).repeat(2),
         lambda e: order_of(2 * e) + order_of(2 * e + 1),
@@ -69,14 +63,6 @@ NAIVE: dict[str, tuple[Callable[[], Source], Callable[[int], list[Any]]]] = {
     "shuffle of take": (
         lambda: numbers().take(7).shuffle(5),
         lambda e: order_of(e, num=7),
-    ),
-    "filter and map of shuffle": (
-        lambda: numbers().shuffle(5).filter(steps.is_odd).map(steps.double),
-        lambda e: [2 * x for x in order_of(e) if x % 2],
-    ),
-    "zip": (
-        lambda: numbers().zip(numbers().shuffle(5)),
-        lambda e: list(zip(ALL, order_of(e), strict=True)),
     ),
     "zip with filter": (
         lambda: numbers().shuffle(5).zip(numbers().filter(steps.is_odd)),
@@ -97,36 +83,7 @@ def test_a_step_is_what_plain_python_makes(name: str, batch_size: int) -> None:
         assert rows_of(make(), epoch, batch_size) == naive(epoch)
 
 
-@pytest.mark.parametrize("order", ["dali window", "dali after epoch"])
-def test_steps_stand_on_the_orders_of_dali_too(order: str) -> None:
-    options: dict[str, Any] = {"order": "dali", "seed": 3, "num_shards": 1}
-    if order == "dali window":
-        options |= {"random_shuffle": True, "initial_fill": 5}
-    else:
-        options = {"order": "dali", "shuffle_after_epoch": True}
-    for epoch in range(3):
-        whole = rows_of(numbers(**options), epoch)
-        assert rows_of(numbers(**options).skip(4).concat(numbers(50, 2)), epoch) == [
-            *whole[4:], 50, 51,
-        ]  # fmt: skip
-        mixed = rows_of(numbers(**options).shuffle(1), epoch)
-        assert sorted(mixed) == ALL
-        assert mixed == [whole[i] for i in order_of(epoch, seed=1)]
-
-
 # ---- laws
-
-
-@pytest.mark.parametrize("window", [None, 4])
-def test_to_map_before_a_shuffle_or_after_it_is_the_same(window: int | None) -> None:
-    before = numbers().map(steps.jitter).shuffle(5, window)
-    after = numbers().shuffle(5, window).map(steps.jitter)
-    twice = numbers().shuffle(5, window).take(NUM).map(steps.jitter)
-    assert rows_of(before) == rows_of(after) == rows_of(twice)
-    drawn = dict(rows_of(before))
-    assert drawn == dict(rows_of(numbers().map(steps.jitter)))
-    assert len(set(drawn.values())) == NUM
-    assert drawn != dict(rows_of(before, epoch=1))
 
 
 def test_maps_and_parts_draw_each_for_themselves() -> None:
@@ -149,14 +106,6 @@ def test_windows_of_a_shuffle_stay_together(num: int, window: int, epoch: int, s
     blocks = [row // window for row in order]
     runs = [b for i, b in enumerate(blocks) if i == 0 or blocks[i - 1] != b]
     assert len(runs) == len(set(runs)) == -(-num // window)
-
-
-def test_a_windowed_shuffle_moves_windows_and_records() -> None:
-    epochs = [rows_of(numbers(num=300).shuffle(1, 16), epoch) for epoch in range(4)]
-    # What is left over, 12 records, does not always come last.
-    assert len({tuple(order) for order in epochs}) == 4
-    assert len({order.index(299) // 16 for order in epochs}) > 1
-    assert all(order[:16] != sorted(order[:16]) for order in epochs)
 
 
 ORDERS: dict[str, Callable[[Any], Any]] = {
@@ -195,15 +144,6 @@ def test_where_a_map_stands_among_orders_changes_nothing(
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(st.lists(st.sampled_from(["shuffle", "shuffle in windows", "repeat", "concat"]), max_size=4),
-       st.integers(0, 4))  # fmt: skip
-def test_where_a_filter_stands_among_orders_changes_nothing(names: list[str], at: int) -> None:
-    source = ordered(ordered(numbers(), names[:at]).filter(steps.is_odd), names[at:])
-    whole = ordered(numbers(), names)
-    assert rows_of(source, 1) == [x for x in rows_of(whole, 1) if x % 2]
-
-
-@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.sampled_from([*RANDOM]), max_size=3), st.integers(1, 5), st.integers(1, 9))
 def test_ranks_together_are_the_whole(names: list[str], num: int, batch_size: int) -> None:
     source = ordered(numbers().map(steps.jitter), names)
@@ -214,41 +154,7 @@ def test_ranks_together_are_the_whole(names: list[str], num: int, batch_size: in
     assert max(sizes) - min(sizes) <= 1
 
 
-# Where rows are calls, the shard says which records share one.
-@pytest.mark.parametrize("num_shards", [2, 3])
-@pytest.mark.parametrize("name", sorted(COMPOSITIONS.keys() - {"padded", "offsets"}))
-def test_shards_together_are_the_whole(name: str, num_shards: int) -> None:
-    def rows(source: Any, epoch: int) -> Counter[Any]:
-        return Counter(
-            tuple((c.shape[1:], c.tobytes()) for c in row)
-            for chunk in epoch_of(source, 5, epoch)
-            for row in split_each(chunk.values() if isinstance(chunk, dict) else chunk)
-        )
-
-    make = COMPOSITIONS[name].make
-    for epoch in range(2):
-        parts = [rows(make().shard(s, num_shards), epoch) for s in range(num_shards)]
-        assert sum(parts, Counter()) == rows(make(), epoch)
-
-
 # ---- rows of different lengths
-
-
-def test_padding_to_a_length() -> None:
-    source = numbers(num=5).map(lambda x: {"x": np.arange(x), "n": x}).pad(6, value=-1)
-    columns = source(call(0, 5))
-    assert columns["x"].tolist() == [[*range(n), *[-1] * (6 - n)] for n in range(5)]
-    assert columns["n"].tolist() == [0, 1, 2, 3, 4]
-    # Rows are alike now, so that other steps may follow.
-    (x,) = numbers(num=5).map(steps.ragged).pad(7).shuffle(1).concat(
-        numbers(num=2).map(steps.ragged).pad(7)
-    )(call(0, 7))  # fmt: skip
-    assert x.shape == (7, 7)
-
-
-def test_padding_to_the_longest_of_a_call() -> None:
-    source = numbers(num=6).map(steps.ragged).pad()
-    assert [c[0].shape for c in epoch_of(source, 3)] == [(3, 3), (3, 6)]
 
 
 def test_padding_of_some_columns() -> None:
@@ -263,28 +169,6 @@ def test_padding_of_two_axes_and_of_bfloat16() -> None:
     (column,) = records(rows).pad(3, value=0.5)(call(0, 2))
     assert column.dtype == ml_dtypes.bfloat16
     assert column.astype(float)[0].tolist() == [[1, 1], [0.5, 0.5], [0.5, 0.5]]
-
-
-def test_strings_of_one_width() -> None:
-    columns = numbers(num=4).map(steps.words).pad(5)(call(0, 4))
-    assert (columns["text"].dtype, columns["raw"].dtype) == ("U5", "S5")
-    assert columns["text"].tolist() == ["", "x", "xx", "xxx"]
-    assert columns["raw"].tolist() == [b"y", b"yy", b"yyy", b"y"]
-
-
-def test_values_and_offsets() -> None:
-    source = numbers(num=4).map(lambda x: {"t": np.full(x, x), "s": "é" * int(x), "n": x})
-    columns = source.offsets()(call(0, 4))
-    assert {name: c.shape for name, c in columns.items()} == {
-        "t.values": (1, 6), "t.offsets": (1, 5), "s.values": (1, 12), "s.offsets": (1, 5),
-        "n": (1, 4),
-    }  # fmt: skip
-    values, offsets = columns["t.values"][0], columns["t.offsets"][0].tolist()
-    assert [values[a:b].tolist() for a, b in pairwise(offsets)] == [
-        [], [1], [2, 2], [3, 3, 3],
-    ]  # fmt: skip
-    octets, offsets = columns["s.values"][0], columns["s.offsets"][0].tolist()
-    assert octets[offsets[2] : offsets[3]].tobytes().decode() == "éé"
 
 
 def test_values_and_offsets_keep_each_byte() -> None:
@@ -348,22 +232,6 @@ def test_rows_that_cannot_be_padded_are_named() -> None:
         RecordError, match=r"sample 0: has the columns \['x'\], length names \['y'\]"
     ):
         records([{"x": np.ones(2)}]).pad({"x": 2, "y": 3})(call(0, 1))
-
-
-def test_batches_under_a_budget_hold_each_record_once_and_little_padding() -> None:
-    lengths = np.random.default_rng(1).integers(1, 60, 500)
-    source = arrays(lengths).map(lambda n: {"t": np.full(n, n), "n": n}).batch_by_tokens(256)
-    epochs = []
-    for epoch in range(2):
-        batches = [c for c in epoch_of(source, 1, epoch) if len(c["n"])]
-        assert sorted(n for b in batches for n in b["n"].tolist()) == sorted(lengths.tolist())
-        assert all(b["t"].size <= 256 for b in batches)
-        for batch in batches:
-            for row, n in zip(batch["t"], batch["n"].tolist(), strict=True):
-                assert row.tolist() == [n] * n + [0] * (len(row) - n)
-        assert sum(b["t"].size for b in batches) < 1.15 * lengths.sum()
-        epochs.append([b["n"].tolist() for b in batches])
-    assert epochs[0] != epochs[1]
 
 
 def test_a_window_is_cut_once() -> None:
@@ -526,19 +394,13 @@ def test_what_a_position_depends_on_is_described() -> None:
             numbers,
             lambda: numbers().map(steps.double),
             lambda: numbers().filter(steps.is_odd),
-            lambda: numbers().take(9),
             lambda: numbers().take(9).skip(1),
-            lambda: numbers().concat(numbers(num=3)),
             lambda: numbers().concat(numbers(num=4)),
             lambda: numbers().repeat(2),
-            lambda: numbers().shuffle(),
             lambda: numbers().shuffle(1),
-            lambda: numbers().shuffle(1, 4),
             lambda: numbers().shuffle(1, 5),
-            lambda: numbers().shuffle(1).shuffle(1),
             lambda: numbers().shuffle(1).shuffle(2),
             lambda: numbers().shuffle(2).shuffle(1),
-            lambda: numbers().shuffle(2).shard(0, 2),
             lambda: numbers().shuffle(2).map(steps.double).shard(0, 2),
             lambda: numbers().pad(3),
             lambda: numbers().pad(3, value=1),
@@ -551,20 +413,6 @@ def test_what_a_position_depends_on_is_described() -> None:
 
 
 # ---- in feeds
-
-
-@pytest.mark.process
-def test_in_processes_the_global_generators_belong_to_the_record() -> None:
-    def drawn(num: int) -> dict[int, float]:
-        source = numbers().map(steps.stir).shuffle(num)
-        with feeder.init_data_input_workers(
-            ["x", "u"], source, 4, seed=9, executor=feeder.Processes(num)
-        ) as coordinator:
-            batches = list(coordinator["train"])
-        return {int(x): u for b in batches for x, u in zip(b["x"], b["u"].tolist(), strict=True)}
-
-    assert drawn(1) == drawn(2)
-    assert len(set(drawn(1).values())) == NUM
 
 
 @pytest.mark.process
@@ -582,11 +430,3 @@ def test_records_that_processes_leave_out_are_counted(last_batch: str) -> None:
         # A call that is made twice, to compare its rows, is counted twice.
         assert 10 <= source.skipped - before <= 14
     assert other.skipped == 0
-
-
-def test_records_far_out_are_found_at_once() -> None:
-    virtual = samples(lambda info: np.array([info.idx_in_epoch]), 10**12)
-    source = virtual.shuffle(1).repeat(3).skip(5).map(steps.double)
-    (rows,) = source(call(10**11, 4))
-    assert rows.shape == (4, 1)
-    assert len(source) == 3 * 10**12 - 5

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import feeder
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, arrow, parquet
@@ -102,16 +101,6 @@ def test_rows_of_different_lengths_are_samples(store: str, tmp_path: Path) -> No
         assert (t, total) == (n % 3, sum(range(n % 4)))
     with pytest.raises(RecordError, match=r"row 1: column 'l' is int16\[1\], .* int16\[0\]"):
         read(tmp_path / f"0.{store}", ["l"])(call(0, 5))
-
-
-@each_store
-def test_any_row_is_read_at_once_in_any_order(store: str, tmp_path: Path) -> None:
-    write, read = STORES[store]
-    paths = write(tmp_path)
-    shuffled = read(paths, ["n"], random_shuffle=True, seed=3)
-    rows = [n for c in epoch_of(shuffled, 7) for n in c["n"].tolist()]
-    assert sorted(rows) == list(range(NUM)) and rows != sorted(rows)
-    assert read(paths, ["n"], random_shuffle=True, seed=3)(call(4, 7))["n"].tolist() == rows[28:35]
 
 
 def test_a_row_group_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,34 +237,3 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         parquet(path, "n")
     with pytest.raises(ConfigError, match="row_group_cache is 0"):
         parquet(path, row_group_cache=0)
-
-
-def taken(paths: list[Path], resume: Any = None, **more: Any) -> list[tuple[Any, bytes]]:
-    source = parquet(paths, ["n", "v"]).shuffle(window=10)
-    settings = {"batch_size": 6, "seed": 4, "epochs": 2, **more}
-    with feeder.init_data_input_workers(["n", "v"], source, resume=resume, **settings) as made:
-        return [
-            ((b.epoch, b["n"].tolist(), b["v"].tolist()), bytes(made.snapshot()))
-            for b in made["train"]
-        ]
-
-
-def test_a_feed_resumes_and_names_the_file_that_changed(tmp_path: Path) -> None:
-    paths = write_parquet(tmp_path)
-    whole = taken(paths, num_threads=1)
-    for i in range(0, len(whole), 4):
-        rest = taken(paths, whole[i][1], num_threads=3)
-        assert [b for b, _ in rest] == [b for b, _ in whole[i + 1 :]]
-    pq.write_table(table(24, NUM + 1), paths[1], row_group_size=10)
-    with pytest.raises(feeder.ResumeError, match=r"file 1\.parquet: '27 rows, \w+' then") as told:
-        taken(paths, whole[3][1])
-    assert "file 0" not in str(told.value)
-
-
-@pytest.mark.process
-@each_store
-def test_tables_are_read_in_processes_too(store: str, tmp_path: Path) -> None:
-    write, read = STORES[store]
-    source = read(write(tmp_path), ["n"])
-    with feeder.init_data_input_workers(["n"], source, 20, executor=feeder.Processes(2)) as made:
-        assert [n for batch in made["train"] for n in batch["n"].tolist()] == list(range(NUM))

@@ -86,17 +86,3 @@ def test_what_is_no_file_of_tokens(tmp_path: Path) -> None:
         path: Any = tmp_path / name if isinstance(name, str) else name
         with pytest.raises(ConfigError, match=message):
             tokens(path, **{"seq_len": 8, "dtype": np.uint16, **options})
-
-
-def test_what_changes_the_rows_changes_the_description(tmp_path: Path) -> None:
-    np.arange(100, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    np.arange(102, dtype=np.uint16).tofile(tmp_path / "b.bin")
-    cases: list[tuple[Any, ...]] = [
-        ("a.bin", 10, "u2", 10), ("a.bin", 10, "u2", 11), ("a.bin", 5, "u4", 5),
-        ("a.bin", 10, "i2", 10), ("b.bin", 10, "u2", 10), ("a.bin", 9, "u2", 10),
-    ]  # fmt: skip
-    seen = {
-        str(tokens(tmp_path / name, length, dtype, stride=stride).describe())
-        for name, length, dtype, stride in cases
-    }
-    assert len(seen) == len(cases)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,56 +95,6 @@ def test_large_rows_arrive(kind: str, width: int) -> None:
     assert_arrived(feed_them(KINDS[kind], width, 4), KINDS[kind], width)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_many_small_chunks_fill_a_large_batch(rows: int) -> None:
-    """More than are joined in one go."""
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 900 // rows:
-            raise StopIteration
-        numbers = np.arange(rows * call.index, rows * (call.index + 1))
-        return np.repeat(numbers, 500).reshape(rows, 500), numbers
-
-    with make(fetch, ["x", "number"], 300) as coordinator:
-        batches = list(coordinator["train"])
-    assert [len(batch["x"]) for batch in batches] == [300, 300, 300]
-    for step, batch in enumerate(batches):
-        assert np.array_equal(batch["number"], np.arange(300 * step, 300 * step + 300))
-        assert (batch["x"] == batch["number"][:, None]).all()
-
-
-@pytest.mark.parametrize("batch_size", [4, 6, 7])
-def test_a_memory_mapped_file_arrives(tmp_path: Path, batch_size: int) -> None:
-    path = tmp_path / "rows.npy"
-    wanted = np.concatenate([values(index, 3) for index in range(CALLS)])
-    np.save(path, wanted)
-    rows = np.load(path, mmap_mode="r")
-    assert isinstance(rows, np.memmap)
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == CALLS:
-            raise StopIteration
-        return (rows[6 * call.index : 6 * call.index + 6],)
-
-    with make(fetch, ["x"], batch_size) as coordinator:
-        got = [batch["x"] for batch in coordinator["train"]]
-    assert {type(array) for array in got} == {np.ndarray}
-    assert np.array_equal(np.concatenate(got), wanted)
-
-
-def test_kinds_may_change_from_chunk_to_chunk() -> None:
-    kinds = [KINDS[name] for name in ("big-endian", "plain", "Fortran order", "read-only")]
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == CALLS:
-            raise StopIteration
-        return (kinds[call.index % len(kinds)](values(call.index, 3)),)
-
-    with make(fetch, ["x"], 4) as coordinator:
-        got = np.concatenate([batch["x"] for batch in coordinator["train"]])
-    assert np.array_equal(got, np.concatenate([values(index, 3) for index in range(CALLS)]))
-
-
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (), (3, 1, 2)], ids=str)
 def test_rows_may_have_any_shape_and_hold_nothing(shape: tuple[int, ...]) -> None:
     def fetch(call: feeder.Call) -> Any:
@@ -159,23 +108,6 @@ def test_rows_may_have_any_shape_and_hold_nothing(shape: tuple[int, ...]) -> Non
     assert batches[0]["x"].shape[1:] == shape
     numbers = np.concatenate([batch["number"] for batch in batches])
     assert np.array_equal(numbers, np.arange(30))
-
-
-@pytest.mark.parametrize("rows", [3, 4])
-def test_what_the_fetch_function_keeps_is_never_handed_out_or_locked(rows: int) -> None:
-    kept: list[NDArray[Any]] = []
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == CALLS:
-            raise StopIteration
-        kept.append(values(call.index, 2)[:rows])
-        return (kept[-1],)
-
-    with make(fetch, ["x"], 4, num_worker_threads=1) as coordinator:
-        for batch in coordinator["train"]:
-            assert not batch["x"].flags.writeable
-            assert not any(np.shares_memory(batch["x"], array) for array in kept)
-    assert all(array.flags.writeable for array in kept)
 
 
 @pytest.mark.parametrize("shared", (0, 1))

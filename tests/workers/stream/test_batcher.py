@@ -11,7 +11,7 @@ import pytest
 import feeder
 from feeder.devices.host import HostQueue
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.batcher import Batcher, RoundRobinRouter
+from feeder.workers.stream.batcher import RoundRobinRouter
 from small import make
 
 NUM_BATCHES, BATCH_SIZE = 400, 4
@@ -92,20 +92,6 @@ def test_each_devices_first_batch_goes_as_soon_as_it_may(
     assert made_before(8, monkeypatch, last_round=last_round) == wanted
 
 
-def test_groups_do_not_grow_while_there_is_nothing_to_hand_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    merge_all = Batcher._merge_all
-
-    def patient(batcher: Batcher) -> None:
-        for _ in range(40):
-            batcher._router.flush()
-        merge_all(batcher)
-
-    monkeypatch.setattr(Batcher, "_merge_all", patient)
-    assert made_before(1, monkeypatch) == [1]
-
-
 @pytest.mark.parametrize(
     ("row_bytes", "settings", "most"),
     [
@@ -121,21 +107,3 @@ def test_a_group_is_16_mib_and_half_the_bound_at_most(
     row_bytes: int, settings: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert max(groups_of(row_bytes, monkeypatch, **settings)) == most
-
-
-def test_a_stop_ends_between_two_batches_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    routed: list[int] = []
-    coordinator = make(Whole(1), ["x"], BATCH_SIZE)
-    (stream,) = coordinator["train"].streams
-    route = RoundRobinRouter.route
-
-    def stopped_at_the_tenth(router: RoundRobinRouter, batch: Batch) -> None:
-        routed.append(batch.index)
-        if len(routed) == 10:
-            stream.close()
-        route(router, batch)
-
-    monkeypatch.setattr(RoundRobinRouter, "route", stopped_at_the_tenth)
-    with coordinator, pytest.raises(feeder.ClosedError):
-        list(coordinator["train"])
-    assert routed == list(range(10))

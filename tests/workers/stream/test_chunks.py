@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from feeder.workers.stream.chunks import (
     Column,
     Schema,
     count_bytes,
-    native,
-    slice_rows,
 )
 
 
@@ -31,35 +28,6 @@ COLUMNS = (
     Column(name="id", axis=0, dtype=np.dtype(np.int64), shape=()),
     Column(name="image", axis=1, dtype=np.dtype(np.float32), shape=(3,)),
 )
-
-
-def test_the_first_chunk_with_rows_fixes_the_columns() -> None:
-    one = schema()
-    assert one.arrange([chunk(0, 9, np.int8)]).rows == [0]
-    assert one.columns is None
-    assert one.arrange([chunk(0, 9, np.int8), chunk(4), chunk(2)]).rows == [0, 4, 2]
-    assert one.columns == COLUMNS
-    assert [column.row_bytes for column in COLUMNS] == [8, 12]
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("seed", range(10))
-def test_chunks_become_columns_up_to_the_first_that_does_not_fit(seed: int, ragged: bool) -> None:
-    chance = random.Random(seed)
-    chunks: list[Any] = [chunk(chance.randint(0, 4)) for _ in range(9)]
-    one = schema(ragged=ragged)
-    one.arrange([chunk(3)])
-    whole = one.arrange(chunks)
-    assert (whole.rows, whole.error) == ([len(ids) for ids, _ in chunks], None)
-    for column, wanted in zip(whole.columns, zip(*chunks, strict=True), strict=True):
-        assert all(a is b for a, b in zip(column, wanted, strict=True))
-    at = chance.randrange(9)
-    chunks[at] = (chunks[at][0], np.ones((3, len(chunks[at][0]) + 1), np.float32))
-    part = one.arrange(chunks)
-    assert part.rows == whole.rows[:at]
-    assert [len(column) for column in part.columns] == [at, at]
-    assert part.error is not None
-    assert (part.error.call, part.error.column) == (at, "image")
 
 
 def error_of(arranged: Arranged) -> str:
@@ -97,14 +65,6 @@ def test_of_strings_that_get_longer_a_cure_is_named(kind: str) -> None:
         f"as astype('{kind}16') gives them"
     )
     assert (error.got, error.expected) == (str(longer.dtype), str(first.dtype))
-
-
-def test_rows_are_counted_on_the_row_axis_of_each_column() -> None:
-    one = schema()
-    told = error_of(one.arrange([(np.arange(3), np.ones((3, 4), np.float32))]))
-    assert told == "column 'image' has 4 rows, 'id' has 3"
-    told = error_of(one.arrange([(np.arange(3), np.ones(3, np.float32))]))
-    assert told == "column 'image': ndim is 1, expected at least 2, axis 1 is rows"
 
 
 class Tensor:
@@ -160,30 +120,10 @@ def test_a_first_chunk_that_is_wrong_fixes_nothing() -> None:
     assert known.columns == COLUMNS
 
 
-def test_rows_that_nobody_looks_at_are_counted_without_an_error() -> None:
-    assert schema().count_rows([chunk(3), None, 5, (np.arange(3),), chunk(4)]) == 7
-
-
 def test_bytes_of_anything_are_counted() -> None:
     assert count_bytes(chunk(2)) == 2 * 8 + 2 * 12
     for nothing in (None, 5, "rows", object(), np.array(3), (None, [1, 2]), {"id": np.arange(3)}):
         assert count_bytes(nothing) == 0
-
-
-def test_slices_are_views_on_the_row_axis() -> None:
-    arrays = chunk(5)
-    ids, images = slice_rows(arrays, (0, 1), 1, 3)
-    assert (ids.tolist(), images.shape) == ([1, 2], (3, 2))
-    assert np.shares_memory(images, arrays[1])
-
-
-@pytest.mark.parametrize("dtype", [">i4", "<i4", "i1", "U3", ">U3", ">M8[s]", ">i4,<f8"])
-def test_a_dtype_in_native_order(dtype: str) -> None:
-    assert native(np.dtype(dtype)).isnative
-    assert native(np.dtype(dtype)).itemsize == np.dtype(dtype).itemsize
-
-
-# ---- digests
 
 
 @pytest.mark.parametrize("is_known", [False, True])

@@ -72,15 +72,6 @@ def test_rows_on_another_axis_are_copied(order: Literal["C", "F"]) -> None:
     assert np.array_equal(target[:, 3:], rows) and not target[:, :3].any()
 
 
-@pytest.mark.parametrize("sizes", [(LARGE + 5, 1, 3 * PIECE), (PIECE, PIECE - 1, PIECE + 1)])
-def test_what_is_told_is_what_comes_to_lie_there(sizes: tuple[int, ...]) -> None:
-    arrays = [bytes_of(num, i) for i, num in enumerate(sizes)]
-    (target, flat), told = slot(sum(sizes)), list[bytes]()
-    copy_rows(target, flat, 0, 0, sum(sizes), arrays, lambda piece: told.append(bytes(piece)))
-    assert b"".join(told) == bytes(flat) == b"".join(map(bytes, arrays))
-    assert tuple(map(len, told)) == sizes
-
-
 def test_told_rows_of_several_bytes_come_to_lie_behind_others() -> None:
     rows = [bytes_of(PIECE, i).view("i8").reshape(-1, 4) for i in range(2)]
     memory, told = bytearray(3 * PIECE), bytearray()
@@ -115,14 +106,4 @@ def test_a_large_array_is_copied_in_pieces_by_one_call(
     else:
         copy_rows(target, flat, 0, 0, LARGE, [rows])
     assert calls == [(LARGE // PIECE - 1, PIECE)]
-    assert np.array_equal(target, rows)
-
-
-def test_a_large_array_that_is_told_lets_go_of_the_gil_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (target, flat), calls, told = slot(2 * LARGE), note_calls(monkeypatch), list[Any]()
-    rows = bytes_of(len(target))
-    copy_whole(target, flat, rows, lambda whole: told.append((len(whole), len(calls))))
-    assert calls == [(2 * LARGE // PIECE - 1, PIECE)] and told == [(len(rows), 1)]
     assert np.array_equal(target, rows)

@@ -160,17 +160,6 @@ def test_a_resumed_feed_gives_rows_of_the_same_type(
         assert note(coordinator["train"]) == wanted
 
 
-@pytest.mark.parametrize("dtype", COLUMNS.values(), ids=COLUMNS)
-def test_a_feed_goes_on_from_its_checkpoint(dtype: np.dtype[Any], tmp_path: Path) -> None:
-    path = tmp_path / "position"
-    with feed(dtype) as coordinator:
-        next(coordinator["train"])
-        coordinator.checkpoint(path)
-        wanted = note(coordinator["train"])
-    with feed(dtype, resume=path) as coordinator:
-        assert note(coordinator["train"]) == wanted
-
-
 @pytest.mark.served
 @pytest.mark.parametrize("dtype", SERVED.values(), ids=SERVED)
 @pytest.mark.parametrize("scheme", ["ipc", "tcp"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import subprocess
@@ -74,16 +73,6 @@ def test_memory_is_used_again_when_the_last_view_is_gone(view_of: Callable[[Any]
     other = lent(pool)
     assert address(other) != begin
     del view
-    assert address(lent(pool)) == begin
-
-
-def test_memory_comes_back_from_a_cycle() -> None:
-    pool = Pool()
-    cycle: list[Any] = [lent(pool)]
-    cycle.append(cycle)
-    begin = address(cycle[0])
-    del cycle
-    gc.collect()
     assert address(lent(pool)) == begin
 
 
@@ -177,19 +166,6 @@ def test_a_view_that_somebody_holds_is_an_owner(view_of: Callable[[Any], Any]) -
     assert is_sole_owner(arrays, 0)
 
 
-@pytest.mark.parametrize("held", ["array", "root", "memory", "weak array", "weak root"])
-def test_a_reference_that_somebody_holds_is_an_owner(held: str) -> None:
-    arrays = [lent(Pool())]
-    holder: Any = {"array": arrays[0], "root": arrays[0].base, "memory": arrays[0].base.base}[
-        held.split()[-1]
-    ]
-    if held.startswith("weak"):
-        holder = weakref.ref(holder)
-    assert not is_sole_owner(arrays, 0)
-    del holder
-    assert is_sole_owner(arrays, 0)
-
-
 def test_part_of_lent_memory_has_no_sole_owner_beside_the_rest() -> None:
     array = lent(Pool())
     arrays = [array[:32]]
@@ -197,16 +173,14 @@ def test_part_of_lent_memory_has_no_sole_owner_beside_the_rest() -> None:
     assert not is_sole_owner([lent(Pool()).T], 0)
 
 
-def batches_of(
-    pool: Pool, held: list[Any], hold: Callable[[Any], Any] = address, **settings: Any
-) -> feeder.Coordinator:
-    """A feed of ten batches of one chunk each; of each chunk `held` gets what `hold` makes."""
+def batches_of(pool: Pool, begins: list[int], **settings: Any) -> feeder.Coordinator:
+    """A feed of ten batches of one chunk each, whose addresses `begins` gets."""
 
     def fetch(call: feeder.Call) -> tuple[Any]:
         if call.index == 10:
             raise StopIteration
         array = lent(pool, call.index)
-        held.append(hold(array))
+        begins.append(address(array))
         return (array,)
 
     return feeder.init_data_input_workers(
@@ -218,7 +192,7 @@ def batches_of(
 
 @pytest.mark.parametrize("writable", [False, True])
 def test_a_chunk_in_lent_memory_is_the_batch(writable: bool) -> None:
-    pool, begins = Pool(), list[Any]()
+    pool, begins = Pool(), list[int]()
     with batches_of(pool, begins, writable=writable) as coordinator:
         batches = list(coordinator["train"])
     assert [address(batch["x"]) for batch in batches] == begins
@@ -228,7 +202,7 @@ def test_a_chunk_in_lent_memory_is_the_batch(writable: bool) -> None:
 
 @pytest.mark.parametrize("writable", [False, True])
 def test_a_feed_goes_round_in_the_memory_of_batches_that_were_dropped(writable: bool) -> None:
-    pool, begins = Pool(), list[Any]()
+    pool, begins = Pool(), list[int]()
     with batches_of(pool, begins, writable=writable, max_buffered_batches=1) as coordinator:
         for i, batch in enumerate(coordinator["train"]):
             assert (batch["x"] == i).all()
@@ -236,14 +210,6 @@ def test_a_feed_goes_round_in_the_memory_of_batches_that_were_dropped(writable: 
                 batch["x"][...] = 255
             del batch
     assert len(set(begins)) < len(begins)
-
-
-def test_a_chunk_of_which_the_fetch_function_keeps_a_view_is_copied() -> None:
-    pool, views = Pool(), list[Any]()
-    with batches_of(pool, views, lambda array: array[:1]) as coordinator:
-        batches = list(coordinator["train"])
-    assert len(views) == len(batches) == 10
-    assert not any(np.shares_memory(a, b["x"]) for a, b in zip(views, batches, strict=True))
 
 
 CHURN = """

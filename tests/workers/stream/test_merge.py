@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feeder.workers.errors import ChunkError, FetchError
 from feeder.workers.fetch.scheduler import ChunkList, End
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.chunks import Schema
@@ -147,94 +146,6 @@ def test_a_ring_takes_one_chunk_of_each_live_worker_in_turn(num_partitions: int,
     assert [end.position.epoch for end in out if isinstance(end, EpochEnd)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_merge_goes_on_from_the_position_after_any_chunk(seed: int) -> None:
-    chance = random.Random(seed)
-    counts = [[chance.randint(0, 6) for _ in range(2)] for _ in range(3)]
-    partitions = Partitions(num_partitions=3, pure=False, arrival=False)
-    chunk_lists = [
-        chunk_lists_of(partition, ring_calls(counts[partition]), chance) for partition in range(3)
-    ]
-    out = run_merge(make_merge(partitions, 2), chunk_lists, chance)
-    wanted, done = list(naive(counts)), 0
-    for run in (merged for merged in out if isinstance(merged, MergedChunks)):
-        for num in range(1, len(run.rows) + 1):
-            position = run.span.position(num)
-            rest = [
-                rest_of(partition, counts[partition], position, chance) for partition in range(3)
-            ]
-            again = run_merge(make_merge(partitions, 2, position), rest, chance)
-            assert_merged(again, wanted[done + num :])
-            assert sum(position.rows) == sum(map(rows_of, wanted[: done + num]))
-        done += len(run.rows)
-    assert done == len(wanted)
-
-
-def rest_of(
-    partition: int, counts: list[int], position: Position, chance: random.Random
-) -> list[ChunkList]:
-    """Return the chunk lists of a partition that is started at a position."""
-    live = position.live[partition]
-    epochs = [
-        range(max(calls.start, position.calls[partition]), calls.stop) if epoch >= position.epoch
-        else range(0) for epoch, calls in enumerate(ring_calls(counts))
-    ]  # fmt: skip
-    ends = [epoch > position.epoch or (epoch == position.epoch and live) for epoch in range(2)]
-    return chunk_lists_of(partition, epochs, chance, ends)
-
-
-@pytest.mark.parametrize("num_partitions", [1, 2, 4])
-@pytest.mark.parametrize("seed", range(12))
-def test_the_pure_form_is_in_the_order_of_its_indices(num_partitions: int, seed: int) -> None:
-    chance = random.Random(seed)
-    ends = [chance.randint(0, 11) for _ in range(3)]  # the smallest index that ends each epoch
-    partitions = Partitions(num_partitions=num_partitions, pure=True, arrival=False)
-    chunk_lists = []
-    for partition in range(num_partitions):
-        # The partition of that index ends there. The others may run on, and end later or not at
-        # all.
-        owns = [partition == end % num_partitions for end in ends]
-        beyond = [0 if own else chance.randint(0, 3) for own in owns]
-        calls = [range(-(-max(0, end - partition) // num_partitions) + more)
-                 for end, more in zip(ends, beyond, strict=True)]  # fmt: skip
-        chunk_lists.append(
-            chunk_lists_of(partition, calls, chance, [o or chance.random() < 0.5 for o in owns])
-        )
-    out = run_merge(make_merge(partitions, 3), chunk_lists, chance)
-    wanted = [(epoch, index % num_partitions, index // num_partitions)
-              for epoch, end in enumerate(ends) for index in range(end)]  # fmt: skip
-    assert_merged(out, wanted)
-    ends_seen = [merged.position for merged in out if isinstance(merged, EpochEnd)]
-    assert [(end.epoch, end.turn, set(end.calls)) for end in ends_seen] == [
-        (epoch, 0, {0}) for epoch in (1, 2, 3)
-    ]
-
-
-@pytest.mark.parametrize("pure", [False, True], ids=["ring", "pure"])
-def test_an_error_is_raised_in_its_place(pure: bool) -> None:
-    partitions = Partitions(num_partitions=2, pure=pure, arrival=False)
-    merge = make_merge(partitions, 1)
-    error = FetchError("no")
-    merge.push([ChunkList(1, 0, 0, [array_of((0, 1, 0))], None, error)])
-    assert merge.next() is None
-    merge.push([ChunkList(0, 0, 0, [array_of((0, 0, call)) for call in range(1, 4)], None, None)])
-    seen: list[Any] = []
-    with pytest.raises(FetchError) as caught:
-        for _ in range(9):
-            seen.append(merge.next())
-    assert caught.value is error
-    assert [chunk for run in seen for chunk in chunks_of(run)] == [(0, 0, 1), (0, 1, 0), (0, 0, 2)]
-
-
-def test_an_error_beyond_the_end_of_a_pure_epoch_is_discarded() -> None:
-    merge = make_merge(Partitions(num_partitions=2, pure=True, arrival=False), 1)
-    merge.push([ChunkList(1, 0, 0, [array_of((0, 1, 0))], None, FetchError("index 3"))])
-    merge.push([ChunkList(0, 0, 0, [array_of((0, 0, 0))], None, End(None))])  # index 2 ends it
-    out = run_merge(merge, [[], []], random.Random(0))
-    assert [type(merged) for merged in out[-1:]] == [EpochEnd]
-    assert merge.finished
-
-
 def test_rows_beyond_the_end_are_counted_out() -> None:
     merge = make_merge(Partitions(num_partitions=2, pure=True, arrival=False), 2)
     chunks = [array_of((0, 1, call)) for call in range(4)]
@@ -249,42 +160,6 @@ def test_rows_beyond_the_end_are_counted_out() -> None:
     assert isinstance(run, MergedChunks)
     assert isinstance(end, EpochEnd)
     assert merge.discarded_rows == sum(rows_of((0, 1, call)) for call in range(4))
-
-
-def test_a_chunk_error_tells_the_worker_and_the_call() -> None:
-    merge = make_merge(Partitions(num_partitions=2, pure=False, arrival=False), 1)
-    chunks = [array_of((0, 0, 1)), array_of((0, 0, 2)), (np.zeros(3),)]
-    merge.push([ChunkList(0, 0, 7, chunks, None, None), ChunkList(1, 0, 0, [], None, End(None))])
-    with pytest.raises(ChunkError) as caught:
-        while merge.next() is not None:
-            pass
-    assert str(caught.value) == "worker 10, call 9: column 'id': dtype is float64, expected int64"
-    assert (caught.value.worker_id, caught.value.call) == (10, 9)
-
-
-@pytest.mark.parametrize("pure", [False, True], ids=["ring", "pure"])
-@pytest.mark.parametrize("seed", range(8))
-def test_arrival_order_loses_and_doubles_nothing(pure: bool, seed: int) -> None:
-    chance = random.Random(seed)
-    counts = [[chance.randint(0, 7) for _ in range(3)] for _ in range(3)]
-    calls = list(map(ring_calls, counts))
-    if pure:  # every index from a smallest on ends the epoch
-        calls = [
-            [range(-(-max(0, end - partition) // 3)) for end in counts[0]] for partition in range(3)
-        ]
-    chunk_lists = [chunk_lists_of(partition, calls[partition], chance) for partition in range(3)]
-    merge = make_merge(Partitions(num_partitions=3, pure=pure, arrival=True), 3)
-    out = run_merge(merge, chunk_lists, chance)
-    got = [
-        chunk for run in out if isinstance(run, MergedChunks) for chunk in chunks_of(run) if chunk
-    ]
-    wanted = [(epoch, partition, call) for partition, of_partition in enumerate(calls)
-              for epoch, of_epoch in enumerate(of_partition) for call in of_epoch]  # fmt: skip
-    assert sorted(got) == sorted(chunk for chunk in wanted if rows_of(chunk))
-    assert [chunk[0] for chunk in got] == sorted(chunk[0] for chunk in got)
-    for partition in range(3):
-        of_partition = [chunk for chunk in got if chunk[1] == partition]
-        assert of_partition == sorted(of_partition)
 
 
 def test_nothing_is_left_behind_that_refers_to_a_chunk() -> None:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from calls import call
-from feeder.devices.slots import HostSlots, PrivateSlots
-from feeder.workers.errors import FetchError
+from feeder.devices.slots import PrivateSlots
 from feeder.workers.stream.chunks import Column, Schema
-from feeder.workers.stream.placement import Place, Placement, Plan, writing_to
+from feeder.workers.stream.placement import Place, Placement, writing_to
 
 COLUMNS = (
     Column("id", 0, np.dtype(np.int64), ()),
@@ -70,47 +69,6 @@ def begun(slots: Any, num_devices: int = 1, turn: int = 0) -> Placement:
     return places
 
 
-def test_a_plan_says_which_part_of_which_batch_a_call_fills() -> None:
-    plan = Plan(epoch=1, first_call=10, first_turn=4, calls_per_batch=3)
-    assert [plan.of_call(n) for n in (10, 12, 13, 18)] == [(4, 0), (4, 2), (5, 0), (6, 2)]
-    assert plan.of_call(9) == (3, 2)
-    assert [plan.begin_of(turn) for turn in (4, 5, 7)] == [10, 13, 19]
-
-
-@pytest.mark.parametrize("axis", (0, 1))
-def test_the_calls_of_a_batch_have_all_of_its_rows_and_none_twice(axis: int) -> None:
-    places = begun(HostSlots())
-    assert places.provide(1)
-    parts = [places.place(0, n) for n in range(3)]
-    slot: Any = places.take(0)
-    for n, part in enumerate(parts):
-        assert part is not None
-        part.arrays[axis][...] = n + 1
-    rows = np.moveaxis(slot.arrays[axis], axis, 0).reshape(BATCH, -1)
-    assert rows[:, 0].tolist() == [1, 1, 2, 2, 3, 3]
-    assert (rows == rows[:, :1]).all()
-
-
-def test_there_is_no_place_before_it_is_known() -> None:
-    places = make(HostSlots(), known=False)
-    places.begin(places.plan(0, 0, 0))
-    assert places.provide(3) and places.place(0, 0) is None and places.allowed(0) is None
-    places = begun(HostSlots())
-    assert places.place(0, 0) is None, "no slot was taken"
-    assert places.provide(2) and places.allowed(0) == (0, 6)
-    assert places.place(0, 5) is not None
-    assert places.place(0, 6) is None and places.place(1, 0) is None
-    places.begin(None)
-    assert places.provide(2) and places.place(0, 0) is None and places.allowed(0) is None
-
-
-def test_the_call_that_the_merge_waits_for_may_always_be_made() -> None:
-    """After a call with fewer rows that is the one which ends the epoch."""
-    places = begun(FewSlots(1))
-    assert places.provide(2) and places.allowed(0) == (0, 3)
-    assert places.allowed(3) == (0, 4)
-
-
 @pytest.mark.parametrize("num_devices", (1, 3))
 @pytest.mark.parametrize("seed", range(20))
 def test_a_slot_is_promised_to_the_batches_in_order(seed: int, num_devices: int) -> None:
@@ -146,18 +104,6 @@ def test_a_slot_is_promised_to_the_batches_in_order(seed: int, num_devices: int)
         turn += 1
 
 
-def test_what_calls_beyond_the_end_were_given_goes_to_the_next_epoch() -> None:
-    slots = FewSlots(5)
-    places = begun(slots)
-    assert places.provide(4)
-    assert all(places.place(0, n) is not None for n in range(12))
-    places.begin(places.plan(1, 0, 1))
-    assert places.place(0, 0) is None
-    assert places.provide(4) and places.allowed(0) == (1, 12)
-    assert len({places.place(1, n).arrays[0].ctypes.data for n in range(12)}) == 12  # type: ignore[union-attr]
-    assert not slots.free[0]
-
-
 def test_what_ends_an_epoch_finds_a_slot_that_no_call_writes_to() -> None:
     """However many batches calls beyond the end were given places in."""
     slots = FewSlots(4)
@@ -176,24 +122,6 @@ def test_what_ends_an_epoch_finds_a_slot_that_no_call_writes_to() -> None:
     assert places.provide(3) and places.allowed(0) == (1, 9)
 
 
-def test_the_last_slot_is_the_next_batchs() -> None:
-    slots = FewSlots(1)
-    places = begun(slots)
-    assert places.provide(2) and places.allowed(0) == (0, 3)
-
-
-def test_the_slot_that_came_back_last_is_written_first() -> None:
-    slots = FewSlots(3)
-    places = begun(slots)
-    assert places.provide(2)
-    assert places.place(0, 0) is not None
-    first: Any = places.take(0)
-    places.pass_by(0, first)
-    slots.free[0].append(first)
-    assert places.provide(2) and places.place(0, 3) is not None
-    assert places.take(1) is first
-
-
 def test_a_slot_that_is_looked_at_waits_until_nobody_does() -> None:
     slots = FewSlots(3)
     kept = slots.free[0][-1]
@@ -202,32 +130,6 @@ def test_a_slot_that_is_looked_at_waits_until_nobody_does() -> None:
     assert places.provide(2) and places.allowed(0) == (0, 3)
     kept.is_kept = False
     assert places.provide(2) and places.allowed(0) == (0, 6)
-
-
-def test_a_function_that_keeps_all_is_told() -> None:
-    slots = FewSlots(2)
-    for slot in slots.free[0]:
-        slot.is_kept = True
-    with pytest.raises(FetchError, match="gave it in 2 calls"):
-        begun(slots).provide(1)
-
-
-def test_slots_are_closed_when_they_are_forgotten() -> None:
-    slots = FewSlots(4)
-    every = list(slots.free[0])
-    places = begun(slots)
-    assert places.provide(3) and places.place(0, 0) is not None
-    places.forget(places.take(0))
-    assert sum(slot.is_closed for slot in every) == 3, "the reserve was never opened"
-
-
-def test_host_slots_come_back_when_they_are_forgotten() -> None:
-    slots = HostSlots()
-    places = begun(slots)
-    assert places.provide(3) and places.place(0, 0) is not None
-    assert slots.num_leased == 3
-    places.forget(None)
-    assert slots.num_leased == 0
 
 
 def test_columns_are_found_by_what_they_are_like() -> None:

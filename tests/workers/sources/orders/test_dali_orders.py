@@ -81,11 +81,3 @@ def test_negative_seeds_are_taken_modulo_2_to_the_64() -> None:
         wanted = config["labels"]
         labels = stream(source_like(config | seeds), config["batch"], len(wanted))
         assert labels.tolist() == wanted, config
-
-
-def test_padded_epochs_begin_with_a_batch_of_their_own() -> None:
-    config = next(c for c in oracles("dali_readers_n10.json") if c["pad_last_batch"])
-    source = source_like(config)
-    for epoch in range(4):
-        batches = [labels for (labels,) in epoch_of(source, config["batch"], epoch)]
-        assert all(len(labels) == config["batch"] for labels in batches)

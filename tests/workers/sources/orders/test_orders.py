@@ -100,20 +100,6 @@ def test_seek_to_k_equals_k_steps(
 
 
 @each_order
-@given(sharding=shardings(), data=st.data())
-def test_questions_in_any_order_have_the_same_answers(
-    make: Make, sharding: Sharding, data: st.DataObject
-) -> None:
-    order, fresh = make(sharding), make(sharding)
-    answers = [whole_epoch(fresh, epoch) for epoch in range(4)]
-    for _ in range(data.draw(st.integers(1, 8))):
-        epoch = data.draw(st.integers(0, 3))
-        start = data.draw(st.integers(0, sharding.length(epoch) - 1))
-        stop = data.draw(st.integers(start + 1, sharding.length(epoch)))
-        assert order.indices(epoch, start, stop).tolist() == answers[epoch][start:stop]
-
-
-@each_order
 @given(sharding=shardings(), epoch=st.integers(0, 4), data=st.data())
 def test_a_cursor_depends_on_the_position_alone(
     make: Make, sharding: Sharding, epoch: int, data: st.DataObject
@@ -154,18 +140,6 @@ def test_padding_makes_epochs_of_equal_length(
     assert sharding.rows(epoch, batch_size) == sharding.length(epoch)
 
 
-def test_shards_of_the_permutation_change_from_epoch_to_epoch() -> None:
-    order = PermutedOrder(Sharding(num_records=1000, num_shards=2, shard_id=1), 7)
-    assert set(whole_epoch(order, 0)) != set(whole_epoch(order, 2))
-
-
-def test_a_shard_that_is_stuck_to_keeps_its_records() -> None:
-    sharding = Sharding(num_records=100, num_shards=2, shard_id=1, stick_to_shard=True)
-    order = PermutedOrder(sharding, 7)
-    assert set(whole_epoch(order, 0)) == set(whole_epoch(order, 1)) == set(range(50, 100))
-    assert whole_epoch(order, 0) != whole_epoch(order, 1)
-
-
 def test_lists_are_made_once_for_two_feeds_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
@@ -178,12 +152,6 @@ def test_lists_are_made_once_for_two_feeds_far_apart(monkeypatch: pytest.MonkeyP
     for epoch in (0, 9, 0, 9, 1, 10, 1, 10, 2):
         assert len(set(whole_epoch(order, epoch))) == 10
     assert made == [*range(1, 11), 2, 11, 3]
-
-
-def test_seeds_and_epochs_permute_differently() -> None:
-    sharding = Sharding(num_records=50)
-    seen = {tuple(whole_epoch(PermutedOrder(sharding, s), e)) for s in range(4) for e in range(4)}
-    assert len(seen) == 16
 
 
 def test_orders_of_any_size_cost_no_list() -> None:
@@ -262,11 +230,6 @@ def test_a_truncated_cursor_is_refused(length: int) -> None:
         return
     with pytest.raises(ResumeError, match="bytes"):
         order.seek(cursor[:length])
-
-
-def test_positions_come_as_int64() -> None:
-    for make in ORDERS.values():
-        assert make(Sharding(num_records=9)).indices(0, 0, 3).dtype == np.int64
 
 
 def test_the_memory_of_a_windowed_shuffle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,31 +54,6 @@ def test_the_list_that_is_given_stays() -> None:
         assert shuffle_again(order, range(num_seeds)).tolist() != order.tolist() == [*range(300)]
 
 
-@pytest.mark.parametrize(
-    ("num", "num_seeds", "asked"),
-    [
-        (1, 10_000, []),
-        (10, 5000, [1680, 1680, 1640]),
-        (624, 3, [3]),
-        (625, 3, [3]),
-        (626, 3, [3, 3]),
-    ],
-)
-def test_no_more_is_drawn_than_is_wanted(
-    num: int, num_seeds: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def noted(seeds: Sequence[int]) -> Iterator[np.ndarray]:
-        for block in draw(seeds):
-            drawn.append(block.shape[1])
-            yield block
-
-    drawn: list[int] = []
-    draw = shuffles.draw_from_each
-    monkeypatch.setattr(shuffles, "draw_from_each", noted)
-    shuffle_again(np.arange(num), range(num_seeds))
-    assert drawn == asked
-
-
 @pytest.mark.parametrize("rejected", [0, 1], ids=["the first draw", "a later draw"])
 def test_a_shuffle_with_a_rejected_draw_is_made_one_draw_at_a_time(
     rejected: int, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, extras
 from feeder.workers.sources.stores import lmdb_store, mapped
-from feeder.workers.sources.stores.lmdb_keys import ListedKeys, NumberedKeys
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
 from feeder.workers.sources.stores.reading import Faults
 from project import ROOT
@@ -77,17 +75,6 @@ def test_records_in_any_order(
     assert read(LmdbStore(path), indices) == [sorted(keys)[i] for i in indices]
 
 
-def test_which_keys_are_known_from_the_index(tmp_path: Path) -> None:
-    for name, keys in KEYS.items():
-        store = LmdbStore(write_lmdb(tmp_path / name, {key: key for key in keys}))
-        kind = (
-            NumberedKeys
-            if name in ("numbered", "from one", "named", "named with a break", "one")
-            else ListedKeys
-        )
-        assert type(store._folders[0]._keys) is kind, name
-
-
 def test_several_folders_are_read_one_after_the_other(tmp_path: Path) -> None:
     sizes = [3, 1, 5]
     values = [[b"%d.%d" % (f, i) for i in range(size)] for f, size in enumerate(sizes)]
@@ -130,25 +117,6 @@ def test_large_records_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(AssertionError):
             read(store, [*range(16, 32)])
     assert read(store, [*range(16, 32)]) == values[16:32]
-
-
-def test_many_threads_read_at_once(tmp_path: Path) -> None:
-    store = LmdbStore(write_lmdb(tmp_path / "db", [b"%d" % i * 50 for i in range(500)]))
-    wrong: list[int] = []
-
-    def check(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        for _ in range(50):
-            indices = rng.integers(0, 500, 20)
-            if read(store, indices.tolist()) != [b"%d" % i * 50 for i in indices]:
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=check, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 def test_what_is_no_lmdb(tmp_path: Path) -> None:
@@ -210,23 +178,6 @@ def test_records_in_a_damaged_page_are_named_or_skipped(tmp_path: Path) -> None:
     assert list(found) == [i for i in shuffled if i not in lost] and faults.skipped == 3
     assert all(int(value) == i for i, value in found.items())
     assert sound_of(store, lost, faults) == {} and faults.skipped == 6
-
-
-def test_a_call_of_named_keys_without_a_sound_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = LmdbStore(write_lmdb(tmp_path / "db", {key: key for key in KEYS["named"]}))
-    (folder,) = store._folders
-
-    def refuse(indices: np.ndarray, transactions: object) -> list[memoryview]:
-        assert len(indices), "asked for nothing"
-        raise folder.damage[0]("MDB_CORRUPTED")
-
-    monkeypatch.setattr(folder, "read", refuse)
-    faults = Faults("skip")
-    assert sound_of(store, [3, 4], faults) == {} and faults.skipped == 2
-    with pytest.raises(RecordError, match="at key b'00000003_': MDB_CORRUPTED"):
-        read(store, [3, 4])
 
 
 def test_other_errors_of_lmdb_are_no_defect_of_a_record(
@@ -346,8 +297,3 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ConfigError, match=r"lmdb is not installed: pip install 'feedworks\[lmdb\]'"
     ):
         LmdbStore(path)
-
-
-def test_find_of_packages() -> None:
-    assert extras.find("numpy") is np
-    assert extras.find("surely_there_is_no_such_package") is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -90,24 +89,6 @@ def test_records_that_are_read_as_they_come(
     known, indices = RowMap(len(starts)), np.arange(len(starts))
     assert known.note(indices, values_at(starts, sizes)) is None
     assert known.find(indices) is None
-
-
-def test_nobody_looks_where_records_lie_that_never_lie_evenly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mapped, "LARGE_BYTES", 8)
-    known, indices = RowMap(8), np.arange(4)
-    even, uneven = ([a, a + 20, a + 40 + b, a + 60] for a, b in ((0, 0), (100, 5)))
-    with patch.object(MappedRows, "of", wraps=MappedRows.of) as looked:
-        for _ in range(30):
-            assert known.note(indices, values_at(uneven, [8] * 4)) is None
-        assert looked.call_count == mapped._MOST_IN_VAIN + 1
-    known = RowMap(8)
-    for _ in range(30):
-        assert known.note(indices, values_at(uneven, [8] * 4)) is None
-        assert known.find(indices) is None
-        assert known.note(indices + 4, values_at(even, [8] * 4)) is not None
-        assert known.find(indices + 4) is not None
 
 
 def test_two_threads_that_note_the_first_records_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

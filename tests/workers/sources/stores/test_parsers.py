@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from feeder.workers.sources.stores import datum as datums
 from feeder.workers.sources.stores.datum import Sample, SampleParser, parse_datum
 from feeder.workers.sources.stores.example import parse_example
-from feeder.workers.sources.stores.tensors import BYTE, FLOAT, INT32, INT64, STRING, parse_tensors
+from feeder.workers.sources.stores.tensors import FLOAT, INT32, INT64, parse_tensors
 from feeder.workers.sources.stores.wire import WireError, fields, packed_varints
 from parts import examples
 from protos import Datum, DecodeError, Example, TensorProtos
@@ -175,15 +175,6 @@ def test_damaged_tensors(data: bytes) -> None:
     assert is_like(ours_of_tensors(data), theirs_of_tensors(data), data)
 
 
-@given(st.lists(st.integers(0, 2**64 - 1)))
-def test_packed_varints(numbers: list[int]) -> None:
-    message = TensorProtos()
-    tensor = message.protos.add(data_type=INT64)
-    tensor.int64_data.extend(n - 2**64 if n >= 2**63 else n for n in numbers)
-    (parsed,) = parse_tensors(memoryview(message.SerializeToString()))
-    assert parsed.numbers().astype(np.uint64).tolist() == numbers
-
-
 @pytest.mark.parametrize("packed", [True, False])
 def test_of_an_int32_the_low_32_bits_count(packed: bool) -> None:
     number = b"\x85\x80\x80\x80\x80\x20"  # 2**40 + 5
@@ -220,14 +211,6 @@ def test_packed_varints_that_are_none() -> None:
         packed_varints(b"\x01\x80")
     with pytest.raises(WireError, match="more than 10 bytes"):
         packed_varints(b"\xff" * 10 + b"\x01")
-
-
-def test_types_of_tensors() -> None:
-    message = TensorProtos()
-    message.protos.add(data_type=BYTE)
-    message.protos.add(data_type=STRING)
-    names = [tensor.type_name for tensor in parse_tensors(memoryview(message.SerializeToString()))]
-    assert names == ["BYTE", "STRING"]
 
 
 def keep(datum: Any) -> Sample:
@@ -268,62 +251,6 @@ def test_records_that_are_alike_are_parsed_like_the_others(
         assert next(sound, None) is None
 
 
-@settings(max_examples=examples(300))
-@given(
-    st.sampled_from([7, 14, 21, 28, 31, 32]).flatmap(
-        lambda bits: st.lists(
-            st.integers(0, 2**bits - 1) if bits < 32 else st.integers(-(2**31), -1), min_size=2
-        )
-    ),
-    st.sampled_from([{}, {"encoded": True}, {"float_data": [1.5]}]),
-    st.lists(st.integers(0, 1), min_size=1, max_size=5),
-)
-def test_labels_of_records_that_are_alike(labels: list[int], rest: Any, odd: list[int]) -> None:
-    def value(label: int, **more: Any) -> memoryview:
-        datum = Datum(height=5, data=b"abc", label=label, **{**rest, **more})
-        return memoryview(datum.SerializeToString())
-
-    def read(datum: Any) -> Sample:
-        return Sample(datum.start, datum.stop, (int(datum.encoded or 0),), datum.label or 0)
-
-    parser = SampleParser(read)
-    for _ in range(2):
-        assert parser.parse([value(label) for label in labels]).labels.tolist() == labels
-    others = [value(labels[i % len(labels)], encoded=bool(flag)) for i, flag in enumerate(odd)]
-    parsed = parser.parse(others)
-    assert parsed.labels.tolist() == [labels[i % len(labels)] for i in range(len(odd))]
-    assert parsed.shapes == [(flag,) for flag in odd]
-    assert [bytes(data) for data in parsed.data] == [b"abc"] * len(odd)
-
-
-@pytest.mark.parametrize(
-    "tails",
-    [
-        [b"\x28\x05\x28\x06", b"\x28\x05\x28\x07", b"\x28\x06\x28\x07"],
-        [b"\x28\x85\x00", b"\x28\x86\x01", b"\x28\x05\x38"],
-        [b"\x28\x05\x38\x00", b"\x28\x06\x38\x01", b"\x38\x00\x28\x07"],
-        [b"\xa8\x00\x05", b"\xa8\x00\x06", b"\x28\x85\x01"],
-        [b"\x28" + b"\xff" * 9 + b"\x01", b"\x28" + b"\xfe" * 9 + b"\x7f"],
-        [b"\x63\x28\x05\x64", b"\x63\x28\x06\x64"],
-        [b"\x28\x85\x01", b"\x28\x86\x81"],
-    ],
-)
-def test_tails_that_look_alike(tails: list[bytes]) -> None:
-    head = Datum(height=5, data=b"abc").SerializeToString()
-    parser = SampleParser(keep)
-    for _ in range(3):
-        for chosen in (tails[:1], tails[:2], tails):
-            values = [memoryview(head + tail) for tail in chosen]
-            parsed = parser.parse(values)
-            wanted = {}
-            for i, value in enumerate(values):
-                try:
-                    wanted[i] = keep(parse_datum(value)).label
-                except ValueError as error:
-                    assert str(parsed.errors[i]) == str(error)
-            assert parsed.labels.tolist() == list(wanted.values())
-
-
 def test_the_memory_of_parsed_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datums, "_MAX_TAILS", 10)
     parser = SampleParser(keep)
@@ -333,29 +260,6 @@ def test_the_memory_of_parsed_records_is_bounded(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):
         assert parser.parse(values).labels.tolist() == list(range(100, 200))
         assert len(parser._alike.samples) <= 10
-
-
-def test_records_with_the_same_tail_are_not_taken_for_each_other() -> None:
-    heights = [5, 6, 5, 13, 6]
-    values = [
-        memoryview(Datum(height=height, data=b"abc", label=1).SerializeToString())
-        for height in heights
-    ]
-    parser = SampleParser(keep)
-    for _ in range(2):
-        assert parser.parse(values[:1]).shapes == [(5,)]
-        parsed = parser.parse(values)
-        assert parsed.shapes == [(5,), (6,), (5,), (6,)]
-        assert list(parsed.errors) == [3]
-
-
-def test_a_truncated_record_is_not_taken_for_one_that_ends_with_its_data() -> None:
-    whole = Datum(label=1).SerializeToString() + Datum(data=b"abcdef").SerializeToString()
-    parser = SampleParser(keep)
-    for _ in range(2):
-        parsed = parser.parse([memoryview(whole), memoryview(whole[:-2])])
-        assert [bytes(data) for data in parsed.data] == [b"abcdef"]
-        assert list(parsed.errors) == [1]
 
 
 # ---- tf.train.Example

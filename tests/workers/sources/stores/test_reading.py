@@ -30,17 +30,6 @@ def test_rows_from_anywhere(starts: list[int]) -> None:
     assert stacked.tobytes() == b"".join(rows)
 
 
-@given(st.lists(st.integers(0, 394), min_size=1, max_size=12))
-def test_the_largest_rows_are_copied_without_the_gil_wherever_they_lie(starts: list[int]) -> None:
-    rows = [memoryview(MEMORY)[start : start + SIZE] for start in starts]
-    with (
-        patch.object(reading, "DROP_GIL_BYTES", SIZE),
-        patch.object(np, "frombuffer", wraps=np.frombuffer) as views,
-    ):
-        assert stack_bytes(rows, (SIZE,)).tobytes() == b"".join(rows)
-    assert views.call_count == len(rows)
-
-
 @pytest.mark.parametrize(
     ("starts", "num_copies"), [([0, 20, 40, 60], 1), ([0, 20, 40, 65, 90], 2), ([0, 21, 41, 61], 0)]
 )
