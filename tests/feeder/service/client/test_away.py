@@ -117,21 +117,6 @@ def test_before_the_first_batch_the_position_stays_though_the_server_does_not() 
         assert [batch.step for batch in consumer] == [*range(10)]
 
 
-def test_who_comes_back_late_is_given_all_that_is_its_own() -> None:
-    with serving(two_queues) as server:
-        late = feeder.connect(server.address, queue=0)
-        other = feeder.connect(server.address, queue=1)
-        assert [next(consumer).step for _ in range(5) for consumer in (late, other)] == [*range(10)]
-        state = late.state_dict()
-        late.close()
-    with other, serving(two_queues, server.address) as server:
-        assert [batch.step for batch in islice(other, 150)] == [*range(11, 311, 2)]
-        with reading(server, queue=0, resume=state, rejoin=True) as late:
-            rest = Aside(lambda: [batch.step for batch in other])
-            assert [batch.step for batch in late] == [*range(10, 2 * NUM, 2)]
-            assert rest.result() == [*range(311, 2 * NUM, 2)]
-
-
 def is_stopped_before_it_is_ready(server: Server, queue: int, **settings: Any) -> Aside:
     """Connect, and be stopped once the server has given the queue, before it can take batches."""
     connecting = Aside(lambda: feeder.connect(server.address, queue=queue, **settings))
@@ -193,17 +178,6 @@ def test_who_goes_on_from_the_start_is_told_that_another_starts_from_a_checkpoin
                 list(late)
             with reading(server, queue=0, credit=4, resume=state) as late:
                 assert [batch.step for batch in late] == [*range(12, 2 * NUM, 2)]
-            assert rest.result() == [*range(13, 2 * NUM, 2)]
-
-
-def test_who_comes_back_to_its_checkpoint_alone_holds_nobody_up() -> None:
-    with serving(two_queues) as server, reading(server, queue=0, credit=4) as late:
-        with reading(server, queue=1, credit=4) as early:
-            assert [next(early).step for _ in range(6)] == [*range(1, 12, 2)]
-            state = early.state_dict()
-        with reading(server, queue=1, credit=4, resume=state, rejoin=True) as early:
-            rest = Aside(lambda: [batch.step for batch in early])
-            assert [batch.step for batch in late] == [*range(0, 2 * NUM, 2)]
             assert rest.result() == [*range(13, 2 * NUM, 2)]
 
 
@@ -271,16 +245,4 @@ def test_trainers_at_two_servers_find_each_other(order: str) -> None:
     ):
         rest = Aside(lambda: [batch.step for batch in left])
         assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
-        assert rest.result() == [*range(0, 2 * NUM, 2)]
-
-
-def test_who_waits_at_the_only_server_comes_back_to_it() -> None:
-    with (
-        serving(two_queues) as server,
-        reading("ipc:///virtual/nowhere", server, queue=0) as left,
-    ):
-        rest = Aside(lambda: [batch.step for batch in left])
-        wait_until(lambda: left.stats()["reconnects"] >= 2)
-        with reading(server, queue=1) as right:
-            assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
         assert rest.result() == [*range(0, 2 * NUM, 2)]

@@ -16,7 +16,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.client.inbox import Inbox, Loading
+from feeder.service.client.inbox import Inbox
 from feeder.service.client.io_loop import ClientLoop
 from small import WAIT_S, Aside, Pure, make
 
@@ -87,51 +87,6 @@ def test_what_was_loaded_comes_and_is_told(
                 assert steps.result() == [*range(AT, AT + 16, 2)]
         else:
             assert steps.result() == [*range(AT, AT + 8)]
-
-
-def test_another_may_be_loaded_after_it(
-    _held_up: Callable[[], None], state: dict[str, bytes]
-) -> None:
-    with serving(factory) as server, reading(server) as consumer:
-        start = consumer.state_dict()
-        with pytest.raises(Interrupt):
-            consumer.load_state_dict(state)
-        _held_up()
-        consumer.load_state_dict(start)
-        assert consumer.state_dict() == start
-        assert [batch.step for batch in consumer] == [*range(NUM)]
-
-
-def test_it_stays_the_position_when_the_consumer_is_closed(
-    _held_up: Callable[[], None], state: dict[str, bytes]
-) -> None:
-    """As by a `with` that an interrupt leaves."""
-    with serving(factory) as server:
-        with reading(server) as consumer:
-            with pytest.raises(Interrupt):
-                consumer.load_state_dict(state)
-            _held_up()
-        assert consumer.state_dict() == state
-
-
-def test_a_snapshot_is_of_what_is_being_loaded(state: dict[str, bytes]) -> None:
-    with serving(factory) as server, reading(server) as consumer:
-        # As by an interrupt before the I/O thread was asked.
-        consumer._ready = Loading(1, state["feeder"])
-        while True:
-            with suppress(feeder.RemoteError):  # It is about to be loaded.
-                assert consumer.snapshot().states[0].summary[2] == AT
-                break
-        assert next(consumer).step == AT
-
-
-def test_nor_is_it_lost_where_no_server_answers(state: dict[str, bytes]) -> None:
-    with serving(factory) as server:
-        consumer = feeder.connect(server.addresses[0], timeout=0.2)
-    with consumer:
-        with pytest.raises(feeder.ConnectTimeout):
-            consumer.load_state_dict(state)
-        assert consumer.state_dict() == state
 
 
 def test_a_state_that_is_refused_does_not_count(state: dict[str, bytes]) -> None:

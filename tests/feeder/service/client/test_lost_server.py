@@ -73,17 +73,6 @@ def test_what_is_no_server_is_asked_now_and_then() -> None:
     assert 2 <= asked.qsize() <= 12
 
 
-def test_nor_has_it_longer_to_come_back_for_that() -> None:
-    with serving(fifty, "tcp") as server, reading(server, credit=1, reconnect=0.5) as consumer:
-        next(consumer)
-        server.close()
-        with (
-            http(int(server.addresses[0].rpartition(":")[2])),
-            pytest.raises(feeder.ConnectTimeout, match=r"within 0\.5 s"),
-        ):
-            list(consumer)
-
-
 @contextlib.contextmanager
 def forwarder() -> Iterator[str]:
     """What lets everybody in and has nobody behind it."""

@@ -4,10 +4,8 @@ batch."""
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
-from itertools import islice
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -25,19 +23,13 @@ from feeder.service.protocol.membership import (
 )
 from feeder.service.server.group import ConsumerGroup
 from feeder.workers.stream.shares import Place
-from served import Aside, outside, reading, serving, wait_until
+from served import Aside, reading, serving, wait_until
 from small import Pure, make
 
 pytestmark = pytest.mark.usefixtures("world")
 
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""
-
-
-class At(NamedTuple):
-    """A position in the stream."""
-
-    step: int
 
 
 def two_queues(fetch: Any = None) -> feeder.Coordinator:
@@ -88,21 +80,6 @@ def test_one_that_starts_anew_while_others_go_on_is_refused_and_they_go_on() -> 
         assert rest.result() == [*range(40, 2 * NUM, 2)]
 
 
-def test_nor_does_one_that_has_begun_let_others_in_at_another_round(
-    asked: SimpleQueue[None],
-) -> None:
-    with outside(), make(Pure(2 * NUM, rows=4)) as whole:
-        assert len(list(islice(whole["train"], 40))) == 40
-        state = whole.state_dict()
-    with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
-        first = Aside(lambda: next(left).step)
-        hear(asked)
-        with pytest.raises(feeder.ResumeError, match=r"queue 1's checkpoint is of step 40 .* 0\);"):
-            feeder.connect(server.addresses[0], queue=1, resume=state)
-        with reading(server, queue=1) as right:
-            assert (first.result(), next(right).step) == (0, 1)
-
-
 def test_nor_may_it_use_what_it_was_sent_before() -> None:
     """It is told at once: it can load no state any more."""
     feed = Membership(2, 30.0)
@@ -151,40 +128,6 @@ def test_who_begins_another_pass_waits_for_who_still_holds_its_queue(
         with again, reading(server, queue=1) as right:
             assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
             assert steps.result() == [*range(0, 2 * NUM, 2)]
-
-
-def test_a_job_that_is_started_anew_may_take_its_queues_one_after_the_other(
-    asked: SimpleQueue[None],
-) -> None:
-    with serving(two_queues) as server, ExitStack() as stack:
-        old = [stack.enter_context(reading(server, queue=queue)) for queue in range(2)]
-        assert [next(one).step for _ in range(20) for one in old] == [*range(40)]
-        for one in old:
-            one.snapshot()
-        while not asked.empty():
-            asked.get()
-        left = stack.enter_context(reading(server, queue=0, takeover=True))
-        steps = Aside(lambda: [next(left).step for _ in range(5)])
-        for _ in range(2):
-            hear(asked)
-        right = stack.enter_context(reading(server, queue=1, takeover=True))
-        assert [next(right).step for _ in range(5)] == [1, 3, 5, 7, 9]
-        assert steps.result() == [0, 2, 4, 6, 8]
-
-
-def test_after_a_failover_before_the_first_batch_a_state_may_still_be_loaded() -> None:
-    with outside(), make(Pure(2 * NUM, rows=4)) as whole:
-        assert len(list(islice(whole["train"], 10))) == 10
-        state = whole.state_dict()
-    with ExitStack() as stack:
-        with serving(two_queues) as server:
-            left = stack.enter_context(reading(server, queue=0))
-        again = stack.enter_context(serving(two_queues, server.address))
-        wait_until(lambda: left.stats()["reconnects"] == 1)
-        right = stack.enter_context(reading(again, queue=1))
-        for one in (right, left):
-            one.load_state_dict(state)
-        assert [next(one).step for _ in range(3) for one in (left, right)] == [*range(10, 16)]
 
 
 def test_nobody_waits_for_an_undecided_one_that_died_where_the_queue_had_ended() -> None:

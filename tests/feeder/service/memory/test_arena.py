@@ -102,14 +102,6 @@ def test_who_has_the_descriptor_can_read_and_nothing_else(num_reserved: int | No
     assert bytes(memory[:5]) == b"fed 2"
 
 
-def test_the_memory_is_there_before_it_is_written() -> None:
-    arena = Arena(2**20, 3)
-    for index in range(3):
-        arena.back(index)
-        backed = os.fstat(arena.descriptor).st_blocks * 512
-        assert (index + 1) * 2**20 <= backed < (index + 2) * 2**20
-
-
 def test_the_first_slots_are_written_however_little_a_call_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -195,15 +187,6 @@ def test_a_batch_is_where_its_slot_says() -> None:
     assert slot.flats[1] is None and bytes(slot.flats[0] or b"") == whole[0].tobytes()
 
 
-def test_the_slot_that_came_back_last_is_taken_first() -> None:
-    slots = make(3)
-    numbers = [lend(slots).number for _ in range(3)]
-    slots.release(0, [numbers[0], numbers[2]])
-    slots.release(0, [numbers[1]])
-    assert [lend(slots).number for _ in range(3)] == [numbers[1], numbers[2], numbers[0]]
-    assert (slots.num_made, slots.num_leased) == (3, 3)
-
-
 @pytest.mark.parametrize("wrong", ["unknown", "free", "twice", "foreign", "not sent", "negative"])
 def test_a_release_of_what_the_consumer_has_not_changes_nothing(wrong: str) -> None:
     slots = make(3)
@@ -281,17 +264,6 @@ def test_who_finds_no_free_slot_is_told_so_and_may_wait() -> None:
     assert waiting.result() is batch
 
 
-def test_a_slot_that_came_back_before_the_wait_is_not_waited_for() -> None:
-    """Nobody is woken for it: when it came back nobody waited."""
-    slots = make(1)
-    batch = lend(slots)
-    assert slots.take_slot(0, COLUMNS, 4) is None
-    slots.release(0, [batch.number])
-    slots.wake(hungry=True)
-    Aside(lambda: slots.wait_for_slot(0)).result()
-    assert take(slots) is batch
-
-
 def test_close_ends_a_wait_and_reopen_frees_what_was_not_sent() -> None:
     slots = make(2)
     sent, unsent = lend(slots), take(slots)
@@ -329,18 +301,6 @@ def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
     slots.free(0, take(slots))
     assert slots.num_leased == 0
     assert take(slots) is not take(slots)
-
-
-def test_after_a_run_that_has_not_used_all_slots_those_are_taken_first_that_it_has() -> None:
-    slots, size = make(4), 8 * 2**20
-    large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
-    first, second = (slots.take_slot(0, large, 1) for _ in range(2))
-    arena = first.arena
-    slots.close()
-    slots.reopen()
-    backed = os.fstat(arena.descriptor).st_blocks
-    assert [slots.take_slot(0, large, 1) for _ in range(2)] == [first, second]
-    assert os.fstat(arena.descriptor).st_blocks == backed
 
 
 def test_a_retired_arena_is_never_written_again() -> None:
@@ -390,29 +350,6 @@ def test_the_memory_of_a_retired_arena_goes_with_its_last_array() -> None:
         os.fstat(descriptor)
 
 
-def test_a_consumer_that_leaves_while_memory_is_asked_for_is_no_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The feed has other queues. The slot is one of the old arena, whose batches are not sent."""
-    slots, size, fallocate = make(2), 8 * 2**20, os.posix_fallocate
-    large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
-    old, num_pieces = slots.take_slot(0, large, 1), 0
-
-    def retire_meanwhile(*arguments: int) -> None:
-        nonlocal num_pieces
-        num_pieces += 1
-        slots.retire(0)
-        fallocate(*arguments)
-
-    monkeypatch.setattr(os, "posix_fallocate", retire_meanwhile)
-    slot = slots.take_slot(0, large, 1)
-    assert num_pieces == 4
-    assert slot.arena is old.arena
-    monkeypatch.undo()
-    slots.free(0, slot)
-    assert take(slots, 0, large, 1).arena is not old.arena
-
-
 def test_a_larger_batch_opens_an_arena_twice_as_large() -> None:
     slots = make(2)
     made = {lend(slots, rows=rows).arena: rows for rows in (4, 4, 9, 100)}
@@ -428,12 +365,6 @@ def test_a_batch_beyond_the_cap_is_an_error_that_names_it() -> None:
     assert take(slots, 0, COLUMNS, 8).arena.slot_bytes == 128
     with pytest.raises(TransportError, match=r"expected at most 384"):
         slots.take_slot(0, COLUMNS, 100)
-
-
-def test_each_queue_is_asked_how_many_slots_it_needs() -> None:
-    slots = ArenaSlots(2, lambda device, slot_bytes: 7 if device == 0 else 2)
-    assert take(slots).arena.num_slots == 7
-    assert take(slots, 1, COLUMNS, 4).arena.num_slots == 2
 
 
 def test_a_slot_is_laid_out_for_arrays_of_any_shape() -> None:

@@ -188,24 +188,6 @@ def test_who_presents_its_nonce_comes_in_however_many_say_nothing(path: Path) ->
     door.listener.close()
 
 
-def test_who_talks_on_is_read_a_little_at_a_time(door: Door, path: Path) -> None:
-    attachment = attach(str(path), NONCE, WAIT_S)
-    (connection,) = door.accept()
-    for _ in range(50):
-        os.write(attachment.fileno(), b"more")
-    attachment.close()
-    assert [connection.is_gone() for _ in range(4)] == [False, False, False, True]
-    connection.close()
-
-
-def test_who_hangs_up_before_its_nonce_is_forgotten(door: Door, path: Path) -> None:
-    raw(path).close()
-    door.accept()
-    assert door.listener.deadline == float("inf")
-    for end in door.connect(path):
-        end.close()
-
-
 OTHER = """
 import os, socket, sys
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -6,7 +6,7 @@ import errno
 import mmap
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -54,40 +54,6 @@ def test_who_cannot_map_it_reads_frames_and_holds_nobody_up() -> None:
         assert left.plane == right.plane == "frames"
         (feed,) = server._feeds
         assert feed.stats.opened == 4
-
-
-def test_one_that_cannot_any_more_goes_on_where_it_was(
-    _no_memory: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, serving(two_queues) as server, ExitStack() as stack:
-        patch.setattr(mapping, "mmap", mmap)
-        left, right = (
-            stack.enter_context(reading(server, queue=queue, credit=4)) for queue in range(2)
-        )
-        steps = [next(left).step for _ in range(3)]
-        others = Aside(lambda: [batch.step for batch in right])
-        patch.undo()
-        # Its server is lost: the next one gives other memory.
-        left._loop.call_soon(lambda: left._loop._lose("lost"))
-        assert steps + [batch.step for batch in left] == [*range(0, 2 * NUM, 2)]
-        assert others.result() == [*range(1, 2 * NUM, 2)]
-        assert left.plane == "frames"
-
-
-@pytest.mark.usefixtures("_no_memory")
-def test_before_the_first_batch_a_state_may_still_be_loaded() -> None:
-    with make(Pure(2 * NUM, rows=4)) as whole:
-        assert len(list(islice(whole["train"], 10))) == 10
-        state = whole.state_dict()
-    with serving(two_queues) as server, ExitStack() as stack:
-        both = [stack.enter_context(reading(server, queue=queue)) for queue in range(2)]
-        while any(one.plane == "shared" for one in both):
-            for one in both:
-                with suppress(feeder.RemoteError):
-                    one.snapshot()
-        for one in reversed(both):
-            one.load_state_dict(state)
-        assert [next(one).step for _ in range(3) for one in both] == [*range(10, 16)]
 
 
 @pytest.mark.usefixtures("_no_memory")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -70,24 +69,6 @@ class Pair:
         return self.mapped.lend(index, root, places, rows, length)
 
 
-@pytest.mark.parametrize("length", [4, 3, 0])
-def test_a_batch_arrives_as_it_was_written(length: int) -> None:
-    pair = Pair()
-    _, (ids, image) = pair.send(7, length)
-    assert ids.tolist() == [7, 8, 9, 10][:length]
-    assert image.shape == (3, length, 2)
-    assert np.array_equal(image[2, :, 1], ids)
-
-
-def test_what_arrives_is_read_only() -> None:
-    _, arrays = Pair().send(1)
-    for array in arrays:
-        with pytest.raises(ValueError, match="read-only"):
-            array[...] = 0
-        with pytest.raises(ValueError, match="WRITEABLE"):
-            array.flags.writeable = True
-
-
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda array: array,
     "a slice": lambda array: array[1:],
@@ -116,28 +97,6 @@ def test_a_view_of_any_kind_keeps_its_slot(look: Callable[[Any], Any], column: i
     released = pair.take_released()
     assert released == [number]
     pair.slots.release(0, released)
-
-
-def test_a_slot_is_lent_again_after_it_came_back() -> None:
-    pair = Pair()
-    for first in range(1, 50):
-        _, arrays = pair.send(first)
-        assert arrays[0][0] == first
-        del arrays
-        pair.slots.release(0, pair.take_released())
-    assert pair.num_wakes == 49 and pair.slots.num_made == 3
-
-
-def test_a_batch_in_a_cycle_comes_back_from_inside_the_collector() -> None:
-    pair = Pair()
-    _, arrays = pair.send(1)
-    cycle: list[Any] = [arrays]
-    cycle.append(cycle)
-    del arrays, cycle
-    thread = threading.Thread(target=gc.collect)
-    thread.start()
-    thread.join(10.0)
-    assert len(pair.released) == 1
 
 
 def test_who_is_woken_finds_the_slot_released() -> None:

@@ -37,19 +37,6 @@ with claim(parse(sys.argv[1])):
     sys.stdin.read()
 """
 
-FORKER = """
-import os, sys
-from feeder.service.net.addresses import parse
-from feeder.service.net.claims import claim
-claimed = claim(parse(sys.argv[1]))
-if os.fork():
-    os.wait()
-else:
-    print("forked", flush=True)
-    sys.stdin.read()
-    print("the child ends", flush=True)
-"""
-
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -107,13 +94,6 @@ def test_what_is_no_address_is_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match="is no address") as raised:
         parse(text)
     assert why in str(raised.value)
-
-
-def test_the_longest_path_can_be_bound(tmp_path: Path) -> None:
-    path = f"{tmp_path}/".ljust(MAX_PATH_BYTES, "x")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(parse(f"ipc://{path}").path)
-    assert os.path.lexists(path)
 
 
 def test_a_plain_name_lies_in_the_private_directory(runtime: Path) -> None:
@@ -336,25 +316,6 @@ def test_a_lock_file_of_somebody_else_is_refused(
 def test_a_directory_that_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lock file .* cannot be opened \(No such file"):
         claim(parse(f"ipc://{tmp_path}/none/a.sock"))
-
-
-def test_a_tcp_address_is_claimed_without_a_file(runtime: Path) -> None:
-    with claim(parse("tcp://127.0.0.1:0")) as first, claim(parse("tcp://127.0.0.1:0")):
-        first.protect()
-    assert os.listdir(runtime) == []
-
-
-@pytest.mark.process
-def test_a_child_that_outlives_a_killed_server_does_not_hold_the_address() -> None:
-    command = [sys.executable, "-c", FORKER, str(default_address())]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as server:
-        assert server.stdout is not None and server.stdin is not None
-        assert server.stdout.readline() == "forked\n"
-        server.kill()
-        server.wait(10)
-        claim(default_address()).close()
-        server.stdin.close()
-        assert server.stdout.readline() == "the child ends\n"
 
 
 def test_a_server_whose_lock_file_was_removed_keeps_its_address(tmp_path: Path) -> None:

@@ -129,20 +129,6 @@ def test_who_is_served_may_say_nothing_until_it_is_not(server: Server, kind: str
     assert not is_open(ours, theirs)
 
 
-@kinds
-def test_a_stranger_that_says_much_and_asks_for_nothing_is_still_one(
-    server: Server, kind: str
-) -> None:
-    theirs, ours = server.accept(kind)
-    began = server.now
-    while is_open(ours, theirs):
-        assert server.now < began + LIMIT_S + AGAIN_S + 1.0
-        theirs.sendall(b"x" * 100)
-        ours.recv(100)
-        server.guard.note_message((0, ours.fileno()))
-        server.look(0.5)
-
-
 def send_and_read(theirs: socket.socket, ours: socket.socket, num_bytes: int) -> None:
     left = num_bytes
     while left:
@@ -202,14 +188,6 @@ def test_a_unix_socket_where_bytes_lie_at_every_look(server: Server) -> None:
         assert is_open(ours, theirs)
     server.look(0.2)
     assert not is_open(ours, theirs)
-
-
-def test_a_consumer_that_is_stopped_is_left_alone(server: Server) -> None:
-    theirs, ours = server.accept("unix")
-    server.served.add(ours.fileno())
-    for _ in range(100):
-        server.look(1.0)
-    assert is_open(ours, theirs)
 
 
 def test_whose_descriptor_another_has_is_gone(server: Server) -> None:
@@ -300,12 +278,6 @@ def test_a_message_of_many_frames_takes_no_turn_for_itself() -> None:
     assert len(turns) >= 5
 
 
-def test_messages_are_bounded_at_each_turn_too() -> None:
-    frames = Frames(*[1] * 1000)
-    reader = FrameReader(cast(Any, frames))
-    assert 100 < len(list(reader.read_messages())) < 500
-
-
 @pytest.mark.served
 @pytest.mark.parametrize("num", [2, 100_000])
 def test_who_sends_many_frames_is_refused_and_nobody_waits(num: int) -> None:
@@ -368,15 +340,6 @@ def test_in_a_child_no_more_is_closed_than_what_leads_there(tmp_path: Path) -> N
             with pytest.raises(OSError):
                 os.fstat(theirs.fileno())
             theirs.detach()
-
-
-def test_an_owner_that_closes_is_seen_to_close() -> None:
-    with closing(SocketInspector()) as inspector:
-        left, right = socket.socketpair()
-        with left:
-            inspector.unread(SocketRef.at(right.fileno()))
-            right.close()
-            assert left.recv(1) == b""
 
 
 def test_bytes_are_counted_since_the_connection_began(server: Server) -> None:

@@ -144,13 +144,6 @@ def test_what_may_not_be_said_before_a_queue_is_opened(peer: Peer) -> None:
     peer.is_refused("ProtocolError", "500 frames")
 
 
-@schemes
-def test_two_opens(peer: Peer) -> None:
-    peer.opens()
-    peer.say(say.Open(**OPEN))
-    peer.is_refused("ProtocolError")
-
-
 Said = Callable[[bytes], say.Message]
 WRONG: dict[str, Said] = {
     "used beyond what was sent": lambda g: used(g, 9),
@@ -299,15 +292,6 @@ def test_a_snapshot_is_given_to_whoever_has_read_the_last(peer: Peer) -> None:
     ask_snapshot(peer, generation, receipt)
     peer.hear(say.State)
     peer.is_refused("ProtocolError", "before the answer to the last one was read")
-
-
-def test_a_lease_has_receipts_of_its_own(peer: Peer) -> None:
-    for _ in range(2):
-        generation = peer.streams()
-        ask_snapshot(peer, generation, b"")
-        peer.hear(say.State)
-        peer.say(say.Bye(generation=generation))
-        peer.hear(say.Farewell)
 
 
 def test_a_connection_is_good_for_so_many_leases(address: str) -> None:

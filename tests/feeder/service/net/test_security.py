@@ -90,21 +90,6 @@ def refusal(keys: ClientKeys | None, address: Address) -> str | None:
     pytest.fail(f"nothing was told within {TOLD_MS} ms")
 
 
-def test_a_client_on_the_list_comes_in(server: Security, folder: Path) -> None:
-    router = server.make_router(4, curve=True)
-    address = bind(router, LOOPBACK)
-    with Security(ClientKeys.from_directory(folder, "client")) as client:
-        dealer = client.make_dealer(4, max_message_bytes=1 << 20, curve=True)
-        connect(dealer, address)
-        dealer.send(b"hello")
-        assert router.poll(TOLD_MS)
-        peer, message = router.recv_multipart()
-        assert message == b"hello"
-        router.send_multipart([peer, b"welcome"])
-        assert dealer.poll(TOLD_MS)
-        assert dealer.recv() == b"welcome"
-
-
 def test_a_client_off_the_list_is_told(server: Security, folder: Path) -> None:
     """As is one that expects another server, and one without keys."""
     address = bind(server.make_router(4, curve=True), LOOPBACK)
@@ -128,17 +113,6 @@ def test_keys_guard_tcp_and_the_kernel_guards_unix_sockets(server: Security) -> 
     assert not server.encrypts(default_address())
     with Security(is_server=True) as plain:
         assert not plain.encrypts(LOOPBACK)
-
-
-def test_a_server_serves_plain_and_encrypted_peers_at_once(
-    server: Security, folder: Path, tmp_path: Path
-) -> None:
-    closed_router = server.make_router(4, curve=True)
-    encrypted = bind(closed_router, LOOPBACK)
-    open_router = server.make_router(4)
-    plain = bind(open_router, parse(f"ipc://{tmp_path}/feed.sock"))
-    assert refusal(ClientKeys.from_directory(folder, "client"), encrypted) is None
-    assert refusal(None, plain) is None
 
 
 @pytest.mark.parametrize(
@@ -278,19 +252,6 @@ def test_events_nobody_reads_do_not_stop_the_server() -> None:
         assert refusal(None, address) is None
         assert sum(1 for _ in events_of(monitor, 0)) > 100
         unwatch(router, monitor)
-
-
-def test_a_server_goes_on_when_it_is_no_longer_watched() -> None:
-    with Security(is_server=True) as security:
-        router = security.make_router(4)
-        address = bind(router, LOOPBACK)
-        unwatch(router, watch(router))
-        assert refusal(None, address) is None
-        monitor = watch(router)
-        assert refusal(None, address) is None
-        assert zmq.EVENT_HANDSHAKE_SUCCEEDED in (event.kind for event in events_of(monitor))
-        unwatch(router, monitor)
-        assert refusal(None, address) is None
 
 
 def test_a_port_that_is_taken_is_told() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -121,18 +119,6 @@ def test_none_is_made_where_it_is_not_wanted_any_more() -> None:
         slot.lease(ROWS)
         assert (slot.checksum is not None) is wanted
         slots.free(0, slot)
-
-
-def test_an_arena_goes_with_its_last_slot() -> None:
-    slot = slot_for(columns(0))
-    COPIES["whole"](slot)
-    arena = weakref.ref(slot.arena)
-    gc.disable()
-    try:
-        del slot
-        assert arena() is None
-    finally:
-        gc.enable()
 
 
 @pytest.fixture

@@ -47,11 +47,6 @@ def test_a_slot_has_at_least_64_bytes(rows: int) -> None:
     assert layout((), rows).num_bytes == 64
 
 
-def test_sizes_do_not_overflow() -> None:
-    places, num_bytes = layout((column("x", "<f8", (2**40, 2**40)),), 2**20)
-    assert num_bytes == places[0].num_bytes == 8 * 2**100
-
-
 @given(
     st.lists(st.tuples(st.sampled_from(["|u1", "<f4", "<c16", "|S3"]),
                        st.lists(st.integers(0, 4), max_size=3).map(tuple), st.integers(0, 3)),
@@ -154,11 +149,3 @@ def test_pieces_are_all_of_the_memory_in_order(sizes: list[int], max_bytes: int)
         assert len(parts) == len(sizes), "what could go as it lies was cut"
     memories[-1][-1] ^= 0xFF
     assert parts[-1][-1] == memories[-1][-1], "a piece is a copy"
-
-
-def test_a_batch_goes_whole_or_in_pieces_of_a_mebibyte() -> None:
-    whole = np.arange(31 * 2**17, dtype=np.int64).reshape(31, -1)
-    assert [part.nbytes for part in pieces([memoryview(whole)])] == [31 * 2**20]
-    parts = pieces([memoryview(whole), memoryview(b"!")])
-    assert [part.nbytes for part in parts] == [2**20] * 31 + [1]
-    assert b"".join(parts) == whole.tobytes() + b"!"

@@ -26,7 +26,7 @@ from feeder.service.server.serve import Server
 from feeder.service.server.watermark import LowWatermark
 from feeder.workers.stream.position import LazyPosition
 from peers import Stalled, peer_of, used
-from small import WAIT_S, Aside, Heard, Pure, ids, make
+from small import WAIT_S, Heard, Pure, ids, make
 
 pytestmark = pytest.mark.served
 
@@ -177,42 +177,6 @@ def test_when_all_has_been_used_the_end_is_stored(tmp_path: Path) -> None:
         assert server.wait(WAIT_S)
 
 
-@pytest.mark.parametrize("closes_first", [False, True])
-def test_also_where_all_came_back_with_it(
-    closes_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their server was killed when they had received everything; they may have closed since."""
-    address = f"ipc://{tmp_path}/feed"
-    with (
-        monkeypatch.context() as patch,
-        feeder.serve(factory(), address, checkpoints=tmp_path / "run"),
-    ):
-        patch.setattr(ServerLoop, "_farewell", lambda serving: None)
-        consumer = feeder.connect(address, credit=NUM_BATCHES + 2)
-        seen = ids([next(consumer)])
-        while not consumer._loop._session.has_ended:
-            consumer.snapshot()
-    assert step_in(tmp_path / "run") <= 1
-    settings: dict[str, Any] = {"resume": "latest", "exit_when": "acknowledged"}
-    with consumer, ExitStack() as stack:
-        if closes_first:
-            assert seen + ids(consumer) == whole()[0]
-            begun, stop = threading.Event(), consumer._loop.stop
-            monkeypatch.setattr(consumer._loop, "stop", lambda: (stop(), begun.set()))
-            closing = Aside(consumer.close)
-            assert begun.wait(WAIT_S)
-        server = stack.enter_context(
-            feeder.serve(factory(), address, checkpoints=tmp_path / "run", **settings)
-        )
-        if closes_first:
-            closing.result()
-        else:
-            assert seen + ids(consumer) == whole()[0]
-            consumer.close()
-        assert server.wait(WAIT_S)
-    assert step_in(tmp_path / "run") == NUM_BATCHES + 1
-
-
 def test_who_has_not_had_everything_looks_for_no_other_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,17 +188,6 @@ def test_who_has_not_had_everything_looks_for_no_other_server(
         next(consumer)
     assert lost.event.wait(WAIT_S)
     consumer.close()  # Raises where the thread takes long.
-
-
-def test_a_server_that_nobody_used_stores_where_it_began(tmp_path: Path) -> None:
-    with serving(factory(), checkpoints=tmp_path):
-        pass
-    assert step_in(tmp_path) == 0
-    with (
-        serving(factory(), resume="latest", checkpoints=tmp_path) as server,
-        reading(server) as consumer,
-    ):
-        assert ids(consumer) == whole()[0]
 
 
 def test_all_feeds_of_a_server_are_in_its_checkpoint(tmp_path: Path) -> None:
@@ -278,18 +231,6 @@ def test_a_place_that_cannot_be_written_to_is_told_and_the_feed_is_served(
     assert "checkpoints will not be written: cannot write checkpoint" in caplog.text
     assert "a checkpoint is missing: cannot list checkpoint" in caplog.text
     caplog.clear()  # the errors in the records hold the server
-
-
-def test_a_trainer_keeps_its_position_in_a_store_of_its_own(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, writer="trainer_0")
-    with serving(factory()) as server, store:
-        with reading(server) as consumer:
-            for _ in range(7):
-                next(consumer)
-            store.save(consumer.snapshot(), step=700)
-        with reading(server, resume=store) as consumer:
-            assert ids(consumer) == whole()[0][28:]
-    assert store.get("trainer_0.00000000").meta == {"step": 700, "feeds": {"train[0]": 7}}
 
 
 # ---- the rules
@@ -409,56 +350,3 @@ def test_a_queue_that_has_used_its_last_batches_after_all_holds_nobody_back() ->
     assert step_of(used) == 4
     used.leave_out(1, None)
     assert step_of(used) == 4
-
-
-def position_of(server: feeder.Server, *heard: feeder.Consumer) -> int:
-    """The first batch that not everybody has used, once the server has heard of what they used."""
-    for consumer in heard:
-        consumer.snapshot()
-    step: int = server._position().states[0].summary[2]
-    return step
-
-
-@pytest.mark.parametrize("comes_back", [False, True])
-def test_what_was_sent_and_is_not_used_is_not_stored(tmp_path: Path, comes_back: bool) -> None:
-    """Also where another trainer comes back, from whose place on the feed is made again."""
-    wish = {"queue": 1, "credit": 8}
-    with (
-        serving(factory(), queues=2, checkpoints=tmp_path) as server,
-        reading(server, queue=0, credit=8) as slow,
-    ):
-        fast = feeder.connect(server.addresses[0], **wish)
-        assert [next(slow).step for _ in range(2)] == [0, 2]
-        assert [next(fast).step for _ in range(4)] == [1, 3, 5, 7]
-        if comes_back:
-            state = fast.state_dict()
-            fast.close()
-            fast = feeder.connect(server.addresses[0], resume=state, rejoin=True, **wish)
-        with fast:
-            for _ in range(5):
-                next(fast)
-            assert position_of(server, fast, slow) == 4
-            for _ in range(5):
-                next(slow)
-            assert position_of(server, slow) == 14
-
-
-def test_nor_is_what_a_consumer_had_when_it_lost_its_server(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/feed"
-    with feeder.serve(factory(), address, queues=2):
-        slow = feeder.connect(address, queue=0, credit=16)
-        fast = feeder.connect(address, queue=1, credit=2)
-        assert (next(slow).step, next(fast).step) == (0, 1)
-        for _ in range(100):  # At each some of what has been made may have come.
-            if slow.stats()["prefetched_batches"] >= 6:
-                break
-            slow.snapshot()
-    with feeder.serve(factory(), address, queues=2) as server, slow, fast:
-        assert [next(fast).step for _ in range(5)] == [*range(3, 12, 2)]
-        assert position_of(server, fast) == 0
-        # The other has come back too, and more may have come until its server was gone.
-        lease = slow._loop.inbox.lease
-        assert lease is not None and lease.base >= 7
-        for _ in range(lease.base):
-            step = next(slow).step
-        assert 0 < position_of(server, slow) <= step + 2

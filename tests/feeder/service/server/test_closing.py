@@ -70,29 +70,6 @@ def test_it_lets_go_of_memory_that_was_ready_though_a_fetch_function_does_not_re
         consumer.close()
 
 
-def test_what_is_asked_when_a_consumers_thread_has_just_ended_is_not_waited_for() -> None:
-    with serving(endless) as server:
-        consumer = feeder.connect(server.addresses[0])
-        position = consumer.state_dict()["feeder"]
-        consumer.close()
-        loop = consumer._loop
-        with pytest.raises(feeder.RemoteError, match="no snapshot"):
-            loop.request_snapshot().result(WAIT_S)
-        restarts = loop.inbox.num_restarts + 1
-        loop.call_soon(lambda: loop.reopen(restarts, position))
-        with pytest.raises(feeder.ClosedError):
-            loop.inbox.wait_for_opened(restarts)
-
-
-def test_of_several_reasons_why_nothing_more_comes_the_first_is_told() -> None:
-    with serving(endless) as server, feeder.connect(server.addresses[0]) as consumer:
-        inbox = consumer._loop.inbox
-        first = feeder.RemoteError("the first")
-        inbox.fail(first)
-        inbox.fail(feeder.RemoteError("the second"))
-        assert inbox.failure is first
-
-
 def test_an_outbox_that_is_closed_with_batches_has_not_come_to_the_end() -> None:
     """A server that was closed then told the end to a consumer that had not got the last batch,
     which asked no other server for it."""

@@ -71,17 +71,6 @@ def test_a_failure_is_logged_once_for_all_queues(caplog: pytest.LogCaptureFixtur
     assert "Traceback (most recent call last)" in told and "in fail" in told
 
 
-def test_a_server_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    """Who comes later begins the feed again, and it fails again."""
-    with serving(failing) as server:
-        for num in (1, 2):
-            with reading(server) as consumer:
-                read_to_the_failure(consumer)
-            assert len(failures(caplog)) == num
-        check_serving(server)
-        assert server.failure is None
-
-
 def test_a_server_ends_once_all_its_consumers_were_told_of_a_failure() -> None:
     with (
         serving(failing, queues=2, exit_when="acknowledged") as server,

@@ -170,13 +170,6 @@ def test_position_of_another_feed(address: str, settings: dict[str, Any], told: 
         feeder.connect(address, resume=position_of(**settings), takeover=True)
 
 
-def test_token_of_other_settings(address: str) -> None:
-    with factory(seed=3) as coordinator:
-        token = next(coordinator["train"]).cut.token()
-    with pytest.raises(ResumeError):
-        feeder.connect(address, resume=token, takeover=True)
-
-
 def test_bytes_that_are_no_position(address: str) -> None:
     with pytest.raises(SnapshotFormatError):
         feeder.connect(address, resume=b"x" * 100, takeover=True)

@@ -15,7 +15,7 @@ import xxhash
 
 import feeder
 from feeder.service.server.position_check import PositionCheck, Stand
-from served import Aside, break_connection, outside, reading, serving
+from served import Aside, outside, reading, serving
 from small import Pure, ids, make
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -134,45 +134,6 @@ def test_a_server_that_knows_neither_refuses_both() -> None:
                 one.result()
 
 
-def test_one_whose_connection_broke_is_known_when_it_comes_back() -> None:
-    """It had batches of this server, and who stands ahead of it had none."""
-    token = token_after(Chunks(2), 120)
-    with serving(whole) as server, reading(server, queue=1, credit=2) as innocent:
-        with reading(server, queue=0) as first:
-            pairs = [(next(first), next(innocent)) for _ in range(20)]
-            got, seen = ids(pair[0] for pair in pairs), ids(pair[1] for pair in pairs)
-            state = first.state_dict()
-        with reading(server, queue=0, resume=token, rejoin=True, credit=2) as foreign:
-            seen += ids([next(innocent)])
-            break_connection(innocent)
-            rest = Aside(lambda: ids(innocent))
-            with pytest.raises(feeder.ResumeError, match=NOT_ONE):
-                list(foreign)
-        with reading(server, queue=0, resume=state, rejoin=True) as again:
-            assert got + ids(again) == rows_of(0)
-        assert seen + rest.result() == rows_of(1)
-
-
-@pytest.mark.parametrize("rejoin", [False, True])
-def test_where_a_call_fails_as_the_feed_begins_all_are_told(rejoin: bool) -> None:
-    """Nobody's position is why, also where they came from a checkpoint."""
-
-    class Broken(Chunks):
-        def __call__(self, call: feeder.Call) -> Any:
-            raise OSError("the data store is down")
-
-    with serving(whole) as server, ExitStack() as stack:
-        pair = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
-        states = [(next(one), one.state_dict())[1] for one in pair]
-    with serving(lambda: make(Broken(4), devices=2)) as server, ExitStack() as stack:
-        for i, state in enumerate(states):
-            one = stack.enter_context(reading(server, queue=i, resume=state, rejoin=rejoin))
-            pair[i] = one
-        for told in [Aside(lambda one=one: next(one)) for one in pair]:
-            with pytest.raises(feeder.FetchError, match="the data store is down"):
-                told.result()
-
-
 def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
     """Where epochs after it give no batch, as with `last_batch="drop"`."""
     with outside(), make(Pure(3), last_batch="drop", epochs=None) as coordinator:
@@ -190,32 +151,3 @@ def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
     for error in (feeder.ResumeError, feeder.ClosedError):  # It is told once.
         with pytest.raises(error):
             check.check([batch])
-
-
-def test_of_three_that_a_server_does_not_know_the_one_that_differs_is_told() -> None:
-    def three(rows: int = 4) -> feeder.Coordinator:
-        return make(Chunks(rows), devices=3)
-
-    def token(rows: int, batches: int) -> bytes:
-        with outside(), three(rows) as coordinator:
-            for i in range(batches):
-                cut = next(coordinator["train"].on(i % 3)).cut
-            return cut.token()
-
-    settings: dict[str, Any] = {"rejoin": True, "credit": 2}
-    with serving(three) as server, ExitStack() as stack:
-        pair = [
-            stack.enter_context(reading(server, queue=i, resume=token(4, 13 + i), **settings))
-            for i in range(2)
-        ]
-        rest = [Aside(lambda one=one: [batch.step for batch in one]) for one in pair]
-        with (
-            reading(server, queue=2, resume=token(2, 60), **settings) as foreign,
-            pytest.raises(feeder.ResumeError, match=NOT_ONE),
-        ):
-            list(foreign)
-        with reading(server, queue=2, resume=token(4, 15), **settings) as again:
-            assert [batch.step for batch in again] == [*range(17, 2 * NUM, 3)]
-        assert [one.result() for one in rest] == [
-            [*range(15, 2 * NUM, 3)], [*range(16, 2 * NUM, 3)]
-        ]  # fmt: skip
