@@ -25,7 +25,7 @@ from feeder.service.protocol.membership import (
     Ticked,
 )
 from feeder.service.server.group import ConsumerGroup
-from served import Aside, Server, here, outside, process_of, reading, serving, wait_until
+from served import Aside, Server, here, process_of, reading, serving, wait_until
 from small import Pure, make
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -102,21 +102,6 @@ def test_who_comes_back_with_its_last_batches_unused_holds_the_end_up(goes_on: b
         assert steps == [*range(10)]
 
 
-def test_before_the_first_batch_the_position_stays_though_the_server_does_not() -> None:
-    """The next one is asked for what comes after all that was received."""
-    with outside(), ten() as whole:
-        start = whole.state_dict()
-    with serving(ten) as server:
-        consumer = feeder.connect(server.address, credit=4)
-        wait_until(lambda: consumer.stats()["prefetched_batches"] > 0)
-        assert consumer.state_dict() == start
-        server.kill()
-    with consumer, serving(ten, server.address):
-        wait_until(lambda: consumer.stats()["reconnects"] > 0)
-        assert consumer.state_dict() == start
-        assert [batch.step for batch in consumer] == [*range(10)]
-
-
 def is_stopped_before_it_is_ready(server: Server, queue: int, **settings: Any) -> Aside:
     """Connect, and be stopped once the server has given the queue, before it can take batches."""
     connecting = Aside(lambda: feeder.connect(server.address, queue=queue, **settings))
@@ -163,22 +148,6 @@ def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: f
         NoteLacking([1], wait_s), StartRun((0,), [0, math.inf], [0, math.inf], True)
     ]  # fmt: skip
     assert feed.handle(membership.Used(0), until) == []
-
-
-def test_who_goes_on_from_the_start_is_told_that_another_starts_from_a_checkpoint() -> None:
-    """As a trainer that compiles for long, while another is put back to its own checkpoint: theirs
-    are different weights. The one that is put back waits until the other comes with that step."""
-    with serving(two_queues) as server, reading(server, queue=0, credit=4) as late:
-        with reading(server, queue=1, credit=4) as early:
-            assert [next(early).step for _ in range(6)] == [*range(1, 12, 2)]
-            state = early.state_dict()
-        with reading(server, queue=1, credit=4, resume=state) as early:
-            rest = Aside(lambda: [batch.step for batch in early])
-            with pytest.raises(feeder.ResumeError, match="queue 1's checkpoint is of step 12"):
-                list(late)
-            with reading(server, queue=0, credit=4, resume=state) as late:
-                assert [batch.step for batch in late] == [*range(12, 2 * NUM, 2)]
-            assert rest.result() == [*range(13, 2 * NUM, 2)]
 
 
 @pytest.mark.parametrize("is_ready", [False, True])
@@ -231,18 +200,3 @@ def test_a_feed_that_cannot_go_back_waits_for_who_hangs_before_it_is_ready() -> 
 
 
 # ---- two living servers
-
-
-@pytest.mark.parametrize("order", ["alike", "reversed"])
-def test_trainers_at_two_servers_find_each_other(order: str) -> None:
-    first, second = "ipc:///virtual/first", "ipc:///virtual/second"
-    others = [first, second] if order == "alike" else [second, first]
-    with (
-        serving(two_queues, second),
-        reading(*others, queue=1) as right,
-        serving(two_queues, first),
-        reading(first, second, queue=0) as left,
-    ):
-        rest = Aside(lambda: [batch.step for batch in left])
-        assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
-        assert rest.result() == [*range(0, 2 * NUM, 2)]

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
@@ -25,7 +24,7 @@ from feeder.service.net.keys import make_keys
 from feeder.service.protocol import messages as say
 from feeder.service.server import serve as server_module
 from peers import OPEN, peer_of
-from small import WAIT_S, Aside, Pure, make
+from small import WAIT_S, Pure, make
 
 pytestmark = pytest.mark.served
 
@@ -82,32 +81,6 @@ def test_a_monitor_sees_a_feed_from_its_start_to_its_end() -> None:
             assert len(list(consumer)) == 4
             feed = seen(monitor, lambda feed: feed.state == "ended")
             assert feed.queues[0].batches == 5
-
-
-def test_the_trainers_waits_reach_the_server() -> None:
-    gate = threading.Event()
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 2:
-            gate.wait(WAIT_S)
-        if call.index == 5:
-            raise StopIteration
-        return [np.ones(4)]
-
-    with (
-        serving(lambda: make(fetch, num_worker_threads=1, coordinator=feeder.Coordinator())) as at,
-        Monitor(at.addresses[0]) as monitor,
-        reading(at) as consumer,
-    ):
-        reads = Aside(lambda: len(list(consumer)))
-        # The server had nothing either.
-        seen(monitor, lambda feed: feed.queues[0].starved_s >= 0.2)
-        seen(monitor, lambda feed: consumer.stats()["starved_s"] >= 0.3)
-        gate.set()
-        assert reads.result() == 5
-        own = consumer.stats()["starved_s"]
-        waits = pytest.approx(own, abs=0.15)
-        seen(monitor, lambda feed: feed.state == "ended" and feed.queues[0].wait_s == waits)
 
 
 def test_counts_go_on_when_the_feed_is_begun_again() -> None:

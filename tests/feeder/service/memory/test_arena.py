@@ -19,7 +19,7 @@ from feeder.service.memory import memfd
 from feeder.service.memory.arena import SLOTS_PER_ARENA, Arena, ArenaSlot, ArenaSlots
 from feeder.service.memory.memfd import Pages
 from feeder.workers.stats import Stopwatch
-from feeder.workers.stream.chunks import Column, Columns, columns_like
+from feeder.workers.stream.chunks import Column, Columns
 from small import WAIT_S, Aside
 
 COLUMNS = (
@@ -100,25 +100,6 @@ def test_who_has_the_descriptor_can_read_and_nothing_else(num_reserved: int | No
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert bytes(memory[:5]) == b"fed 2"
-
-
-def test_the_first_slots_are_written_however_little_a_call_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pwritev, takes = os.pwritev, [1, 4095, 2**20, 2**21]
-    monkeypatch.setattr(memfd, "_ZEROS", memoryview(bytes(1024)))
-
-    def write_some(descriptor: int, buffers: list[memoryview], at: int) -> int:
-        assert len(buffers) <= os.sysconf("SC_IOV_MAX")
-        wanted = sum(map(len, buffers))
-        return pwritev(descriptor, [bytes(min(takes.pop(0) if takes else wanted, wanted))], at)
-
-    monkeypatch.setattr(os, "pwritev", write_some)
-    arena = Arena(5 * 2**20 + 64, 2)
-    assert not takes
-    assert 5 * 2**20 + 64 <= os.fstat(arena.descriptor).st_blocks * 512 < 6 * 2**20
-    assert os.fstat(arena.descriptor).st_size == arena.num_bytes
-    assert not np.frombuffer(arena.memory, np.uint8).any()
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -365,13 +346,3 @@ def test_a_batch_beyond_the_cap_is_an_error_that_names_it() -> None:
     assert take(slots, 0, COLUMNS, 8).arena.slot_bytes == 128
     with pytest.raises(TransportError, match=r"expected at most 384"):
         slots.take_slot(0, COLUMNS, 100)
-
-
-def test_a_slot_is_laid_out_for_arrays_of_any_shape() -> None:
-    slots = make(2)
-    for rows, side in ((4, 3), (2, 9)):
-        arrays = (np.arange(rows), np.full((side, rows, 2), rows, np.uint8))
-        slot = take(slots, 1, columns_like(COLUMNS, arrays), rows)
-        assert [array.shape for array in slot.arrays] == [(rows,), (side, rows, 2)]
-        assert slot.columns[1].shape == (side, 2) and slot.rows == rows
-        assert (slot.columns is COLUMNS) == (side == 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -138,27 +137,6 @@ def test_in_frames_large_columns_are_copied_nowhere(
         assert not batch["image"].flags.writeable and batch["image"].flags.aligned
     assert ((ROWS, *IMAGE) in copied) is (how == "sampled")
     assert (ROWS, *LABEL) in copied
-
-
-@pytest.mark.served
-@pytest.mark.usefixtures("copied")
-def test_a_chunk_goes_when_its_batch_has_been_used() -> None:
-    fetch, num_calls = Fetch(40), 40
-    with (
-        serving(lambda: make(fetch, ["label", "image"], ROWS, max_buffered_batches=4)) as server,
-        reading(server, plane="frames", credit=2) as consumer,
-    ):
-        most = 0
-        for _ in consumer:
-            gc.collect()
-            most = max(most, len(fetch.alive))
-        # Buffered; being fetched; in the slots of a queue: its credit, what is spare, and held. And
-        # as many again, of which ZeroMQ says later that it has let go of them.
-        assert most <= 2 * (4 + 2 + (2 + 2 + 1)) < num_calls
-        assert consumer.stats()["batches"] == num_calls
-    garbage.gc.stop()  # It waits until those are gone.
-    gc.collect()
-    assert not fetch.alive
 
 
 @pytest.mark.parametrize(

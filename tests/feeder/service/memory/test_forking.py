@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -11,7 +10,6 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,34 +146,6 @@ def test_a_child_that_dies_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL
         check(held)
         assert [next(consumer).step for _ in range(100)] == [*range(1, 101)]
-
-
-def test_what_is_handed_out_while_a_fork_begins_is_kept_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As by another thread, while the hooks of other libraries run."""
-    begin = forking._Fork.freeze_all
-
-    def go_on(fork: Any, lent: Any) -> None:
-        begin(fork, lent)
-        held.append(next(consumer))
-
-    monkeypatch.setattr(forking._Fork, "freeze_all", go_on)
-    with serving(factory) as server, reading(server) as consumer:
-        held = [next(consumer)]
-        fork_and_go_on(consumer, held)
-
-
-def test_where_no_descriptor_is_left_the_child_copies_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail() -> tuple[int, int]:
-        raise OSError(errno.EMFILE, "too many open files")
-
-    monkeypatch.setattr(forking, "os", SimpleNamespace(pipe=fail, close=os.close))
-    monkeypatch.setattr(forking, "_BLIND_S", 0.2)
-    with serving(factory) as server, reading(server) as consumer:
-        fork_and_go_on(consumer, [next(consumer)])
 
 
 class Slots:

@@ -6,7 +6,6 @@ import errno
 import mmap
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +16,11 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.memory import mapping
 from feeder.service.memory.fdpass import Attachment, OwnLimitError
-from small import Aside, Pure, make
+from small import Pure, make
 
 pytestmark = pytest.mark.served
 
 NUM = 60
-
-
-def two_queues() -> feeder.Coordinator:
-    return make(Pure(2 * NUM, rows=4), devices=2)
 
 
 @pytest.fixture
@@ -39,21 +34,6 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         own = SimpleNamespace(mmap=fail, PROT_READ=mmap.PROT_READ, PAGESIZE=mmap.PAGESIZE)
         patch.setattr(mapping, "mmap", own)
         yield
-
-
-@pytest.mark.usefixtures("_no_memory")
-def test_who_cannot_map_it_reads_frames_and_holds_nobody_up() -> None:
-    with serving(two_queues) as server, ExitStack() as stack:
-        left, right = (
-            stack.enter_context(reading(server, queue=queue, credit=4)) for queue in range(2)
-        )
-        assert left.plane == right.plane == "shared"
-        others = Aside(lambda: [batch.step for batch in right])
-        assert [batch.step for batch in left] == [*range(0, 2 * NUM, 2)]
-        assert others.result() == [*range(1, 2 * NUM, 2)]
-        assert left.plane == right.plane == "frames"
-        (feed,) = server._feeds
-        assert feed.stats.opened == 4
 
 
 @pytest.mark.usefixtures("_no_memory")

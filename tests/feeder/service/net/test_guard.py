@@ -342,14 +342,6 @@ def test_in_a_child_no_more_is_closed_than_what_leads_there(tmp_path: Path) -> N
             theirs.detach()
 
 
-def test_bytes_are_counted_since_the_connection_began(server: Server) -> None:
-    theirs, ours = server.accept("tcp")
-    with closing(SocketInspector()) as inspector:
-        for num in (0, 1000):
-            send_and_read(theirs, ours, num)
-            assert inspector.received(SocketRef.at(ours.fileno())) == num
-
-
 # ---- limits
 
 

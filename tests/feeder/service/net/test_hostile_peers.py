@@ -276,24 +276,6 @@ def test_crowd_of_bad_peers_is_logged_once_a_second(
 # ---- answers that nobody reads
 
 
-def ask_snapshot(peer: Peer, generation: bytes, receipt: bytes) -> None:
-    peer.say(say.Snapshot(generation=generation, sequence=1, receipt=receipt))
-
-
-def test_a_snapshot_is_given_to_whoever_has_read_the_last(peer: Peer) -> None:
-    generation, receipt = peer.streams(), b""
-    for _ in range(3):
-        ask_snapshot(peer, generation, receipt)
-        state = peer.hear(say.State)
-        assert state.data is not None and len(state.receipt) == 8 and state.receipt != receipt
-        receipt = state.receipt
-    # Of two at once the first alone is answered.
-    ask_snapshot(peer, generation, receipt)
-    ask_snapshot(peer, generation, receipt)
-    peer.hear(say.State)
-    peer.is_refused("ProtocolError", "before the answer to the last one was read")
-
-
 def test_a_connection_is_good_for_so_many_leases(address: str) -> None:
     with peer_of(address) as peer:
         for _ in range(16):

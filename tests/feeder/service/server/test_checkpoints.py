@@ -7,12 +7,10 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
@@ -248,105 +246,45 @@ def used_by(
     return LowWatermark(factory_of_feed), lambda step: places[step]
 
 
-def step_of(used: LowWatermark) -> int:
-    return used.state().summary[2]
+EVENTS = {
+    "the slowest queue tells the round": (
+        3, 1, "@0,1,2=0 2:2,5,8=0 1:1,4,7=0 0:0=3 0:3=6 0:6=9 0:9=9"
+    ),
+    "the slowest replica tells the round": (
+        2, 2, "@0,0,1,1 3:1,3,5=0 0:0,2,4=0 2:1,3,5=0 1:0=2 1:2=4 1:4=6"
+    ),
+    "what was used stands until a round has been used from the new place on": (
+        2, 1, "@0,1 0:0,2,4 1:1,3=4 @2,3=4 1:3=4 0:2=4 @0,1 0:0 1:1=2"
+    ),
+    "it stands while one of those that went back is behind it": (
+        2, 1, "@0,1 0:0,2,4 1:1,3,5=6 @0,1 1:1,3=6 0:0=2"
+    ),
+    "it stands while a queue's consumer is away": (
+        2, 1, "@0,1 0:0 1:1 ?inf,3 1:3,5=2 @2,7 0:2,4=2 1:7 0:6=8"
+    ),
+    # The last queue's batches end the rounds.
+    "a queue that has had everything holds nobody back": (
+        2, 1, "@0,inf 0:0,2=0 @inf,1 1:1,3=4"
+    ),
+    "nor does one that has used its last batches after all": (
+        2, 1, "@0,1 1:1,3 ?inf,5 -0=0 @0,1 1:1,3 -0=4 -1=4"
+    ),
+}  # fmt: skip
+"""Queues, replicas, and what happens. `@`: the feed begins where seats want these batches; `?`: and
+some lack; `2:5,8`: seat 2 has used these; `-0`: seat 0 has had all; `=4`: the step from then on."""
 
 
-def test_the_slowest_queue_tells_the_round() -> None:
-    used, place = used_by(3)
-    columns = None
-    used.restart_at([0, 1, 2])
-    assert step_of(used) == 0
-    for queue in (2, 1):
-        used.note(queue, [place(queue), place(queue + 3), place(queue + 6)], columns)
-        assert step_of(used) == 0
-    for number in count(1):
-        used.note(0, [place(3 * number - 3)], columns)
-        assert step_of(used) == 3 * number
-        if number == 3:
-            break
-    used.note(0, [place(9)], columns)
-    assert step_of(used) == 9
-
-
-def test_the_slowest_replica_tells_the_round() -> None:
-    used, place = used_by(2, replicas=2)
-    used.restart_at([0, 0, 1, 1])
-    for seat in (3, 0, 2):
-        used.note(seat, [place(seat // 2 + 2 * number) for number in range(3)], None)
-        assert step_of(used) == 0
-    for number in range(3):
-        used.note(1, [place(2 * number)], None)
-        assert step_of(used) == 2 * number + 2
-
-
-def test_what_was_used_stands_until_a_round_has_been_used_from_the_new_place_on() -> None:
-    used, place = used_by(2)
-    used.restart_at([0, 1])
-    used.note(0, [place(0), place(2), place(4)], None)
-    used.note(1, [place(1), place(3)], None)
-    assert step_of(used) == 4
-    used.restart_at([2, 3])  # trainers that were put back
-    assert step_of(used) == 4
-    used.note(1, [place(3)], None)
-    assert step_of(used) == 4
-    used.note(0, [place(2)], None)
-    assert step_of(used) == 4
-    used.restart_at([0, 1])
-    used.note(0, [place(0)], None)
-    used.note(1, [place(1)], None)
-    assert step_of(used) == 2
-
-
-def test_it_stands_while_one_of_those_that_went_back_is_behind_it() -> None:
-    used, place = used_by(2)
-    used.restart_at([0, 1])
-    used.note(0, [place(0), place(2), place(4)], None)
-    used.note(1, [place(1), place(3), place(5)], None)
-    assert step_of(used) == 6
-    used.restart_at([0, 1])
-    used.note(1, [place(1), place(3)], None)
-    assert step_of(used) == 6
-    used.note(0, [place(0)], None)
-    assert step_of(used) == 2
-
-
-def test_what_was_used_stands_while_a_queues_consumer_is_away() -> None:
-    used, place = used_by(2)
-    used.restart_at([0, 1])
-    used.note(0, [place(0)], None)
-    used.note(1, [place(1)], None)
-    used.restart_at([np.inf, 3], lacks_some=True)
-    used.note(1, [place(3), place(5)], None)
-    assert step_of(used) == 2 and not used._ends
-    used.restart_at([2, 7])
-    used.note(0, [place(2), place(4)], None)
-    assert step_of(used) == 2
-    used.note(1, [place(7)], None)
-    used.note(0, [place(6)], None)
-    assert step_of(used) == 8
-
-
-def test_a_queue_that_has_had_everything_holds_nobody_back() -> None:
-    used, place = used_by(2)
-    used.restart_at([0, np.inf])
-    used.note(0, [place(0), place(2)], None)
-    assert step_of(used) == 0  # the last queue's batches end the rounds
-    used.restart_at([np.inf, 1])
-    used.note(1, [place(1), place(3)], None)
-    assert step_of(used) == 4
-
-
-def test_a_queue_that_has_used_its_last_batches_after_all_holds_nobody_back() -> None:
-    used, place = used_by(2)
-    used.restart_at([0, 1])
-    used.note(1, [place(1), place(3)], None)
-    used.restart_at([np.inf, 5], lacks_some=True)
-    used.leave_out(0, None)
-    assert step_of(used) == 0
-    used.restart_at([0, 1])
-    used.note(1, [place(1), place(3)], None)
-    used.leave_out(0, None)
-    assert step_of(used) == 4
-    used.leave_out(1, None)
-    assert step_of(used) == 4
+@pytest.mark.parametrize(("num_queues", "replicas", "events"), EVENTS.values(), ids=EVENTS)
+def test_how_far_all_have_used(num_queues: int, replicas: int, events: str) -> None:
+    used, place = used_by(num_queues, replicas)
+    for event in events.split():
+        what, _, step = event.partition("=")
+        seat, is_use, steps = what.partition(":")
+        if is_use:
+            used.note(int(seat), [place(int(one)) for one in steps.split(",")], None)
+        elif what[0] == "-":
+            used.leave_out(int(what[1:]), None)
+        else:
+            used.restart_at([*map(float, what[1:].split(","))], lacks_some=what[0] == "?")
+        if step:
+            assert used.state().summary[2] == int(step), event

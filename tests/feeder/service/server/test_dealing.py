@@ -28,7 +28,7 @@ from feeder.service.protocol.membership import (
 )
 from feeder.workers.stream.rounds import Counting
 from feeds import make
-from served import Aside, outside, reading, serving
+from served import outside, reading, serving
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -161,30 +161,6 @@ def test_ranks_whose_states_are_of_different_steps_are_told(rounds: str) -> None
         feeder.connect(server.addresses[0], queue=1, resume=tokens[0])
     message = f"queue 1's checkpoint is of {first}, and queue 0's checkpoint is of {second}; "
     assert message in str(told.value)
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_last_positions_of_an_epoch_and_the_start_of_the_next_may_be_of_one_step(
-    order: tuple[int, int],
-) -> None:
-    settings = {"rounds": "epoch", "last_round": "pad", "num": 7}
-    with outside(), factory(devices=3, **settings)() as coordinator:
-        devices = [coordinator["train"].on(i) for i in range(3)]
-        rounds = [[next(device) for device in devices] for _ in range(3)]
-    last = [batch.cut.token() for batch in rounds[-1]]
-    # Those of a round before the last are not, and the run finds it out.
-    for tokens, fits in ((last, True), ([rounds[1][0].cut.token(), *last[1:]], False)):
-        with serving(factory(**settings), queues=2) as server, ExitStack() as stack:
-            queues = {
-                i: stack.enter_context(reading(server, queue=i, resume=tokens[i])) for i in order
-            }
-            told = [Aside(lambda queue=queues[i]: next(queue).step) for i in (0, 1)]
-            if fits:
-                assert [one.result() for one in told] == [7, 8]
-                continue
-            for one in told:
-                with pytest.raises(feeder.ResumeError, match="are of different rounds: some are"):
-                    one.result()
 
 
 def test_who_comes_back_need_not_be_of_the_round_of_one_that_starts() -> None:

@@ -15,7 +15,6 @@ import feeder
 import small
 from conformance.served import reading, serving
 from feeder.service.server import io_loop as serving_module
-from feeder.service.server.delivery import Delivery
 from feeder.service.server.group import ConsumerGroup
 from feeds import make
 
@@ -234,36 +233,6 @@ def test_columns_that_consumers_cannot_be_told_are_an_error_of_the_feed(
         for _ in range(2):
             with pytest.raises(feeder.ConfigError, match=told):
                 next(consumer)
-
-
-def test_what_the_server_does_wrong_for_one_consumer_ends_no_other(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    let_go, is_wrong = Delivery.let_go, True
-
-    def wrong(delivery: Delivery, lease: Any, news: Any) -> None:
-        nonlocal is_wrong
-        if lease.queue == 1 and news.batches and is_wrong:
-            is_wrong = False
-            raise feeder.ProtocolError("slots were released twice")
-        let_go(delivery, lease, news)
-
-    def two() -> feeder.Coordinator:
-        return failing(lambda call: [np.full(4, call.index)], epochs=None, devices=2)
-
-    with serving(two) as server, reading(server, queue=0, credit=2) as other:
-        with reading(server, queue=1, credit=2) as one:
-            assert [next(it).step for _ in range(3) for it in (other, one)] == [*range(6)]
-            state = one.state_dict()
-            monkeypatch.setattr(Delivery, "let_go", wrong)
-            with pytest.raises(feeder.ProtocolError, match="released twice"):
-                list(one)
-        with reading(server, queue=1, resume=state, rejoin=True) as again:
-            steps = [next(it).step for _ in range(9) for it in (other, again)]
-        assert steps == [*range(6, 24)]
-        assert other.stats()["reconnects"] == 0
-        assert server.failure is None
-    caplog.clear()
 
 
 def test_a_server_whose_own_thread_fails_says_so(

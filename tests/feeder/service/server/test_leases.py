@@ -204,12 +204,6 @@ def test_address_with_nobody_behind(address: str) -> None:
         feeder.connect(address, timeout=0.2)
 
 
-@pytest.mark.parametrize("address", ("tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"))
-def test_port_that_others_reach_needs_keys(address: str) -> None:
-    with pytest.raises(ConfigError, match="keys"):
-        feeder.serve(factory, address)
-
-
 def test_keys_say_who_comes_in(
     tmp_path: Path, stream: list[Record], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 import feeder
 from conformance.served import TRANSPORTS, reading, serving
-from feeder import Batch, ConfigError, Consumer, Coordinator, LeaseLost
-from feeder.observe import prometheus
+from feeder import ConfigError, Consumer, Coordinator, LeaseLost
 from feeder.service.server.run import Laggard
 from feeder.workers.stream import copying
 from feeds import Record, assert_same, expected, make, note
@@ -118,21 +117,6 @@ def test_a_replica_runs_ahead_within_the_slots_and_no_further(stream: list[Recor
         assert_same(behind, stream)
 
 
-def test_figures_tell_of_each_replica(stream: list[Record]) -> None:
-    with (
-        serving(factory, queues=2, replicas=2) as server,
-        sharing(server, *all_seats(2, 2)) as consumers,
-    ):
-        read_together(consumers)
-        (figures,) = server.figures().feeds
-        metric = next(one for one in prometheus.METRICS if one.name == "feeder_batches_total")
-        told = prometheus.samples(metric, server.figures())
-    assert [queue.name for queue in figures.queues] == ["0.0", "0.1", "1.0", "1.1"]
-    assert {labels[1] for labels in told} == {"0.0", "0.1", "1.0", "1.1"}
-    # Made once, whoever reads them.
-    assert figures.batches == len(stream)
-
-
 @pytest.mark.parametrize("credit", [0, 4])
 def test_memory_does_not_grow_with_the_replicas(credit: int) -> None:
     sizes = []
@@ -146,24 +130,6 @@ def test_memory_does_not_grow_with_the_replicas(credit: int) -> None:
             assert figures.service is not None
             sizes.append(figures.service.arena_bytes)
     assert len(set(sizes)) == 1 and sizes[0] > 0
-
-
-def test_replicas_that_keep_different_batches_hold_nobody_up(stream: list[Record]) -> None:
-    """Six batches are kept in all, and no slot is free but those that are there for this."""
-    replicas, hold = 3, 2
-    kept: list[list[Batch]] = [[] for _ in range(replicas)]
-    with (
-        serving(factory, replicas=replicas) as server,
-        sharing(server, *all_seats(1, replicas), credit=1, hold=hold) as consumers,
-    ):
-        for i in range(len(stream)):
-            for replica, consumer in enumerate(consumers):
-                batch = next(consumer)
-                assert note(batch) == stream[i]
-                if i // hold == replica:
-                    kept[replica].append(batch)
-        for replica, batches in enumerate(kept):
-            assert [note(one) for one in batches] == stream[hold * replica :][:hold]
 
 
 def test_what_a_replica_keeps_is_written_by_nobody_when_another_is_gone(
