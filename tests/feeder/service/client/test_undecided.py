@@ -4,6 +4,7 @@ batch."""
 from __future__ import annotations
 
 import math
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,7 +24,7 @@ from feeder.service.protocol.membership import (
 )
 from feeder.service.server.group import ConsumerGroup
 from feeder.workers.stream.shares import Place
-from served import Aside, reading, serving, wait_until
+from served import Aside, outside, reading, serving, wait_until
 from small import Pure, make
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -94,19 +95,6 @@ def test_nor_may_it_use_what_it_was_sent_before() -> None:
     sent_away, *_ = feed.handle(Used(1, 1, 29, Place(0, 2, 2), begun=True), 0.0)
     assert "queue 1 is at step 0 (round 0), and queue 0's checkpoint" in str(sent_away.error)
     assert feed.missing() == [1]
-
-
-def test_a_refused_one_may_load_its_state_after_all() -> None:
-    with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
-        with reading(server, queue=1) as right:
-            assert [next(one).step for _ in range(20) for one in (left, right)] == [*range(40)]
-            state = right.state_dict()
-        left.snapshot()
-        with reading(server, queue=1) as again:
-            with pytest.raises(feeder.ResumeError):
-                next(again)
-            again.load_state_dict(state)
-            assert [next(one).step for one in (left, again)] == [40, 41]
 
 
 def test_who_begins_another_pass_waits_for_who_still_holds_its_queue(
@@ -192,3 +180,19 @@ def test_an_end_is_not_the_last_word_while_somebody_who_came_since_may_come_agai
     feed.handle(Died(0), 70.0)
     assert feed.look_at == 100.0
     assert [feed.are_all_done(now) for now in (99.0, 100.0)] == [False, True]
+
+
+def test_states_of_different_rounds_are_refused_when_they_are_loaded_too() -> None:
+    with outside(), make(Pure(2 * NUM, rows=4)) as whole:
+        states = []
+        for _ in range(2):
+            assert len(list(islice(whole["train"], 6))) == 6
+            states.append(whole.state_dict())
+    with (
+        serving(two_queues) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        left.load_state_dict(states[1])
+        with pytest.raises(feeder.ResumeError, match=r"checkpoint is of step 6 .*, and queue 0"):
+            right.load_state_dict(states[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import resource
 import threading
 import weakref
 from collections.abc import Callable
@@ -100,19 +99,6 @@ def test_who_has_the_descriptor_can_read_and_nothing_else(num_reserved: int | No
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert bytes(memory[:5]) == b"fed 2"
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_copy_into_a_slot_finds_its_pages_mapped(index: int) -> None:
-    size, rows = 8 * 2**20 + 64, b"x" * (8 * 2**20 + 64)
-    arena = Arena(size, 3)
-    arena.memory[:size] = rows  # What lies before is not written again.
-    assert arena.back(index)
-    assert arena.memory[:size] == rows
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    arena.memory[index * size : (index + 1) * size] = rows
-    num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    assert num_faults < size // mmap.PAGESIZE // 8
 
 
 def test_who_is_told_meanwhile_that_it_is_over_asks_for_no_more_memory() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import subprocess
 import sys
 import textwrap
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, reading, served, serving
 from feeder import Call, Coordinator
+from feeder.service.memory import mapping
 from feeds import make
 
 pytestmark = pytest.mark.served
@@ -140,3 +144,24 @@ LIGHT = """
 def test_consumer_loads_little() -> None:
     with serving(factory) as server:
         assert run(LIGHT, server.addresses[0], str(NUM_BATCHES)) == ""
+
+
+def test_who_is_kept_from_shared_memory_by_its_own_limit_and_takes_nothing_else_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with a limit of address space (`ulimit -v`); and it leaves its queue."""
+
+    def fail(*args: Any, **settings: Any) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    own = SimpleNamespace(mmap=fail, PROT_READ=mmap.PROT_READ, PAGESIZE=mmap.PAGESIZE)
+    monkeypatch.setattr(mapping, "mmap", own)
+    with serving(factory) as server:
+        with (
+            reading(server, plane="shared") as consumer,
+            pytest.raises(feeder.TransportError, match=r"^\d+ bytes of shared memory cannot"),
+        ):
+            next(consumer)
+        with reading(server) as other:
+            assert_whole(list(islice(other, 3)))
+            assert other.plane == "frames"

@@ -32,7 +32,7 @@ from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.group import ConsumerGroup
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
-from peers import OPEN, WAIT_S, RawPeer, is_hung_up
+from peers import OPEN, WAIT_S, RawPeer
 from project import ROOT, TESTS
 
 MOST = 1000
@@ -276,23 +276,6 @@ def test_a_message_of_many_frames_takes_no_turn_for_itself() -> None:
         assert frames.num_read - before <= 1100
     assert [num for turn in turns for num in turn] == [1, 5000, 1]
     assert len(turns) >= 5
-
-
-@pytest.mark.served
-@pytest.mark.parametrize("num", [2, 100_000])
-def test_who_sends_many_frames_is_refused_and_nobody_waits(num: int) -> None:
-    with (
-        serving(factory, "tcp") as server,
-        reading(server) as consumer,
-        closing(RawPeer(server.addresses[0])) as peer,
-    ):
-        peer.sock.sendall(b"\1\0" * (num - 1) + b"\0\0")
-        if num == 2:
-            assert f"{num} frames" in peer.hear(say.Fault).text
-        else:
-            assert is_hung_up(peer.sock)
-        assert [next(consumer).step for _ in range(20)] == list(range(20))
-        assert consumer.stats()["reconnects"] == 0
 
 
 # ---- sockets of others

@@ -227,7 +227,9 @@ RAW: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("scheme", ["tcp"])
-def test_whatever_a_raw_connection_sends_it_is_hung_up(address: str) -> None:
+def test_whatever_a_raw_connection_sends_it_is_hung_up(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """All at once: some of them are waited for until their handshake has taken too long."""
     socks = {name: raw_socket(address) for name in RAW}
     try:
@@ -238,6 +240,7 @@ def test_whatever_a_raw_connection_sends_it_is_hung_up(address: str) -> None:
                 continue
         for name, sock in socks.items():
             assert is_hung_up(sock), name
+        assert "before it had asked for anything" in caplog.text
     finally:
         for sock in socks.values():
             sock.close()
@@ -274,6 +277,18 @@ def test_crowd_of_bad_peers_is_logged_once_a_second(
 
 
 # ---- answers that nobody reads
+
+
+def test_a_question_that_comes_after_a_later_one_of_its_own_is_refused(address: str) -> None:
+    """Two connections of one consumer: what was sent over the first may come last."""
+    wish = {"consumer": b"the same trainer"}
+    with peer_of(address) as late, peer_of(address) as early:
+        generation = early.opens(**wish, attempt=5).generation
+        late.say(say.Open(**(OPEN | wish | {"attempt": 4})))
+        late.is_refused("ProtocolError", "came after a later one of its own")
+        early.say(say.Attached(generation=generation, plane="frames", reason=""))
+        early.hear(say.Batches)
+        late.opens(**wish, attempt=6)
 
 
 def test_a_connection_is_good_for_so_many_leases(address: str) -> None:

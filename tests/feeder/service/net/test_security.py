@@ -165,22 +165,6 @@ def test_garbage_is_no_message(has_domain: bool) -> None:
         assert refusal(None, address) is None
 
 
-def test_an_oversize_frame_ends_the_connection() -> None:
-    with Security(is_server=True) as security:
-        router = security.make_router(4, max_message_bytes=1000)
-        address = bind(router, LOOPBACK)
-        dealer = security.make_dealer(4, max_message_bytes=1 << 20)
-        monitor = watch(dealer)
-        connect(dealer, address)
-        dealer.send(b"x" * 1000)
-        dealer.send(b"x" * 1001)
-        kinds = (event.kind for event in events_of(monitor))
-        assert zmq.EVENT_DISCONNECTED in kinds
-        assert router.poll(TOLD_MS) and len(router.recv_multipart()[-1]) == 1000
-        assert not router.poll(0)
-        unwatch(dealer, monitor)
-
-
 def test_a_router_has_every_limit(server: Security) -> None:
     router = server.make_router(8)
     options = {
@@ -200,24 +184,6 @@ def test_a_router_has_every_limit(server: Security) -> None:
     with pytest.raises(zmq.ZMQError) as raised:
         router.send_multipart([b"nobody", b"hello"])
     assert raised.value.errno == zmq.EHOSTUNREACH
-
-
-def test_a_dealer_has_every_limit() -> None:
-    with Security() as client:
-        dealer = client.make_dealer(8, max_message_bytes=5000)
-        options = {
-            zmq.MAXMSGSIZE: 5000,
-            zmq.HANDSHAKE_IVL: 2000,
-            zmq.SNDTIMEO: 0,
-            zmq.RCVHWM: 8 + HWM_SLACK,
-            zmq.LINGER: 0,
-            zmq.TCP_MAXRT: 10_000,
-            zmq.RECONNECT_IVL: 10,
-            zmq.RECONNECT_IVL_MAX: 100,
-            zmq.CONNECT_TIMEOUT: 2000,
-            zmq.HEARTBEAT_IVL: 0,
-        }
-        assert {option: dealer.getsockopt(option) for option in options} == options
 
 
 def test_a_context_closes_with_unsent_messages_and_open_sockets() -> None:

@@ -13,7 +13,7 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, serving
 from feeder.service.server import run as served_feeds
-from feeder.service.server.run import Outbox
+from feeder.service.server.run import Outbox, ServedFeed
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.stats import Stopwatch
 from feeds import make
@@ -104,3 +104,31 @@ def test_an_interrupt_while_a_server_starts_its_threads_leaves_none(
     with pytest.raises(KeyboardInterrupt):
         feeder.serve(endless, f"ipc://{tmp_path}/socket", checkpoints=tmp_path / "checkpoints")
     assert set(threading.enumerate()) == before
+
+
+def served_feed() -> ServedFeed:
+    config = endless()["train"].streams[0].config
+    factory: Any = SimpleNamespace(name="train", config=config, num_seats=1)
+    slots: Any = SimpleNamespace(drop=lambda: None)
+    return ServedFeed(factory, slots, lambda: None)
+
+
+def test_a_feed_that_is_closed_is_not_begun_again() -> None:
+    feed = served_feed()
+    feed.close()
+    feed.start_run(None, [0], lambda batches: None)
+    feed.run_maker()
+    assert (feed.run, feed.failure) == (None, None)
+
+
+def test_a_feed_that_is_begun_again_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_feeds, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    feed = served_feed()
+    assert [feed._may_rewind(0) for _ in range(8)] == [True] * 8
+    waiting = threading.Thread(target=lambda: outcome.append(feed._may_rewind(0)))
+    outcome: list[bool] = []
+    monkeypatch.setattr(served_feeds, "_REWIND_INTERVAL_S", 1e6)
+    waiting.start()
+    feed.stop_run()
+    waiting.join(WAIT_S)
+    assert outcome == [False]

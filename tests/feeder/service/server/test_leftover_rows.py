@@ -115,17 +115,3 @@ def test_a_slot_that_dropped_rows_were_written_to_stays_with_its_queue(plane: st
         ]
         assert [one.result() for one in got] == [expected[i::3] for i in range(3)]
         assert [one.stats()["reconnects"] for one in readers] == [0, 0, 0]
-
-
-def test_a_queue_without_a_batch_ends_at_the_position_that_the_feed_gives() -> None:
-    def one() -> feeder.Coordinator:
-        return small.make(small.Pure(1, rows=4), devices=2)
-
-    with one() as feed:
-        for queue in range(2):
-            assert len(list(feed["train"].on(queue))) == 1 - queue
-        expected = feed.state_dict()
-    with serving(one) as server, ExitStack() as stack:
-        readers = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
-        assert [len(list(one)) for one in readers] == [1, 0]
-        assert [one.state_dict() for one in readers] == [expected] * 2
