@@ -127,37 +127,6 @@ def test_nobody_waits_for_an_undecided_one_that_died_where_the_queue_had_ended()
     assert feed.missing() == []
 
 
-def test_who_came_and_took_no_part_leaves_the_others_as_they_were() -> None:
-    """Else all would wait for one that has had everything."""
-    feed = Membership(3, 30.0)
-
-    def take(queue: int, *, undecided: bool) -> None:
-        asked = Asks(queue, "somebody", undecided=undecided, takes_over=True)
-        feed.handle(asked, 0.0)
-
-    for queue in range(3):
-        take(queue, undecided=False)
-    for queue in range(3):
-        feed.handle(Attaches(queue), 0.0)
-    for queue in range(2):
-        feed.note_ending(queue, "end")
-        feed.handle(Left(queue), 0.0)
-    assert feed.missing() == []
-    for goes in (Died(1), Left(1)):
-        for _ in range(2):  # One takes it over from the other.
-            take(1, undecided=True)
-            assert (feed.missing(), feed.news()) == ([0], ((0,), ()))
-        feed.handle(goes, 0.0)
-        assert (feed.missing(), feed.news()) == ([], ((), (0, 1)))
-    for queue in (1, 0):
-        take(queue, undecided=True)
-    assert feed.missing() == []
-    for queue in range(2):
-        feed.handle(Attaches(queue), 0.0)
-    feed.handle(Died(1), 0.0)
-    assert feed.missing() == [1]
-
-
 def test_an_end_is_not_the_last_word_while_somebody_who_came_since_may_come_again() -> None:
     """Else a server that ends once all have had everything would end under a job that was put back
     to an older checkpoint and whose connection broke at that moment."""

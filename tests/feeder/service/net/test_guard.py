@@ -8,7 +8,6 @@ import resource
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -20,19 +19,14 @@ import pytest
 import zmq
 
 import feeder
-from conformance.served import reading, serving
 from feeder.service.net import guard as guard_module
 from feeder.service.net import kernel
 from feeder.service.net.guard import ConnectionGuard
 from feeder.service.net.kernel import SocketInspector, SocketRef
 from feeder.service.net.listener import FrameReader, Peer
 from feeder.service.net.security import Event
-from feeder.service.protocol import messages as say
 from feeder.service.ratelimited_log import RateLimitedLog
-from feeder.service.server.group import ConsumerGroup
-from feeds import make
-from fetches import BATCH_SIZE, make_rows
-from peers import OPEN, WAIT_S, RawPeer
+from peers import WAIT_S, RawPeer
 from project import ROOT, TESTS
 
 MOST = 1000
@@ -405,51 +399,3 @@ def test_more_peers_than_descriptors_end_no_server(tmp_path: Path) -> None:
 
 
 # ---- with a server
-
-
-def factory() -> feeder.Coordinator:
-    return make(lambda call: make_rows(0, 0, call.index, BATCH_SIZE), epochs=None)
-
-
-LOOK = say.Look(version=say.PROTOCOL_VERSION, receipt=b"")
-FIRST: dict[str, tuple[say.Message, type[say.Message]]] = {
-    "look": (LOOK, say.Seen),
-    "queue": (say.Open(**(OPEN | {"feed": "", "queue": 1})), say.Opened),
-}
-
-
-@pytest.mark.served
-@pytest.mark.parametrize(("scheme", "name"), [("tcp", "look"), ("ipc", "queue")])
-def test_who_never_ends_a_message_is_hung_up_on_and_nobody_else(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    scheme: str,
-    name: str,
-) -> None:
-    first = FIRST[name]
-    monkeypatch.setattr(guard_module, "_UNREAD_S", 0.2)
-    lost, is_lost = list[str](), threading.Event()
-    lose = ConsumerGroup.lose
-
-    def note(group: ConsumerGroup, lease: Any) -> None:
-        lose(group, lease)
-        lost.append(lease.member.who)
-        is_lost.set()
-
-    monkeypatch.setattr(ConsumerGroup, "lose", note)
-    with (
-        serving(factory, scheme, queues=2) as server,
-        reading(server) as consumer,
-        closing(RawPeer(server.addresses[0])) as peer,
-    ):
-        peer.say(first[0])
-        peer.hear(first[1])
-        peer.goes_on_until_hung_up()
-        assert first is not FIRST["queue"] or is_lost.wait(WAIT_S)
-        assert consumer.stats()["reconnects"] == 0
-        with reading(server, queue=1) as other:
-            assert [next(queue).step for _ in range(9) for queue in (consumer, other)] == [
-                *range(18)
-            ]
-    assert lost == ([OPEN["who"]] if first is FIRST["queue"] else [])
-    assert any("was hung up on" in record.getMessage() for record in caplog.records)

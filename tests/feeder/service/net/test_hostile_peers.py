@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import msgpack
@@ -17,11 +17,13 @@ import feeder
 from conformance.served import serving
 from feeder import Coordinator, ProtocolError
 from feeder.service.memory.fdpass import attach
+from feeder.service.net import guard as guard_module
 from feeder.service.net.kernel import boot_id
 from feeder.service.net.security import MAX_POSITION_BYTES, MAX_REQUEST_BYTES
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import encode
 from feeder.service.server import delivery as lease_module
+from feeder.service.server.group import ConsumerGroup
 from feeds import make
 from fetches import BATCH_SIZE, make_rows
 from peers import (
@@ -30,6 +32,7 @@ from peers import (
     READY,
     WAIT_S,
     Peer,
+    RawPeer,
     is_hung_up,
     peer_of,
     raw_socket,
@@ -39,7 +42,6 @@ from peers import (
 pytestmark = pytest.mark.served
 
 WIRED = msgpack.packb({"type": "Open", **OPEN})
-pytestmark = pytest.mark.served
 schemes = pytest.mark.parametrize("scheme", ("ipc", "tcp"))
 
 
@@ -103,17 +105,10 @@ def changed(**fields: Any) -> bytes:
 
 BAD_BYTES: dict[str, bytes] = {
     "nothing": b"",
-    "garbage": random.Random(1).randbytes(5000),
     "half a message": WIRED[: len(WIRED) // 2],
-    "more than a message": WIRED + b"\0",
     "type of a server's message": changed(type="Batches"),
     "missing key": changed(hold=...),
     "extra key": changed(load="os.system"),
-    "too large": changed(queue=2**64 - 1),
-    "too long a name": changed(feed="x" * 5000),
-    "huge list declared": b"\xdd\xff\xff\xff\xff",
-    "too deep": b"\x91" * 5000 + b"\xc0",
-    "extension": msgpack.packb(msgpack.ExtType(1, b"x")),
 }
 """What else there is of this kind is tried at `decode`."""
 UNKNOWN = b"g" * 24
@@ -274,6 +269,23 @@ def test_crowd_of_bad_peers_is_logged_once_a_second(
             peer.is_refused("ProtocolError")
     refusals = [record for record in caplog.records if "is refused" in record.message]
     assert 1 <= len(refusals) < 30
+
+
+@schemes
+def test_who_never_ends_a_message_is_hung_up_on_and_loses_its_queue(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard_module, "_UNREAD_S", 0.2)
+    lost, lose = Event(), ConsumerGroup.lose
+    monkeypatch.setattr(ConsumerGroup, "lose", lambda *args: (lose(*args), lost.set()))
+    with closing(RawPeer(address)) as peer:
+        peer.say(say.Open(**OPEN))
+        peer.hear(say.Opened)
+        peer.goes_on_until_hung_up()
+        assert lost.wait(WAIT_S)
+    with peer_of(address) as other:
+        other.opens()
+    assert "was hung up on" in caplog.text
 
 
 # ---- answers that nobody reads

@@ -110,17 +110,6 @@ def test_else_none_is_made(of: Columns, copy: Callable[[ArenaSlot], None]) -> No
     assert slot.checksum is None
 
 
-def test_none_is_made_where_it_is_not_wanted_any_more() -> None:
-    slots = ArenaSlots(1, lambda device, slot_bytes: 1)
-    for wanted in (True, False):
-        slots.prepare(0, Wanted(sums=wanted))
-        slot = slots.take_slot(0, columns(0), ROWS)
-        COPIES["whole"](slot)
-        slot.lease(ROWS)
-        assert (slot.checksum is not None) is wanted
-        slots.free(0, slot)
-
-
 @pytest.fixture
 def large_frames() -> Iterator[None]:
     """ZeroMQ sends these without a copy, and starts a thread that lets go of them."""

@@ -110,12 +110,6 @@ def test_a_changed_region_of_64_kib_is_noticed_wherever_it_is(size: int, mode: A
         assert memory.is_noticed(start, start + width), start
 
 
-@pytest.mark.parametrize("size", [64, 8 * KIB, 32 * KIB])
-def test_small_memory_is_checked_whole(size: int) -> None:
-    memory = Flipped(size, "sampled")
-    assert all(memory.is_noticed(at, at + 1) for at in range(0, size, 61))
-
-
 def test_of_large_memory_a_sixty_fourth_is_looked_at() -> None:
     memory = Flipped(1024 * KIB, "sampled")
     seen = [memory.is_noticed(at, at + 1) for at in range(0, 1024 * KIB, 256)]

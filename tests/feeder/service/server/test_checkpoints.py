@@ -188,21 +188,6 @@ def test_who_has_not_had_everything_looks_for_no_other_server(
     consumer.close()  # Raises where the thread takes long.
 
 
-def test_all_feeds_of_a_server_are_in_its_checkpoint(tmp_path: Path) -> None:
-    def two() -> feeder.Coordinator:
-        return make(Pure(), coordinator=factory()(), input_source_name="val")
-
-    with (
-        serving(two, checkpoints=tmp_path) as server,
-        reading(server, feed="train", credit=1) as consumer,
-    ):
-        for _ in range(8):
-            next(consumer)
-    assert CheckpointStore(tmp_path).get("feed.00000000").meta["feeds"] == {
-        "train[0]": 8, "val[0]": 0,
-    }  # fmt: skip
-
-
 def test_what_does_not_fit_is_refused_before_anything_is_served(tmp_path: Path) -> None:
     with serving(factory(), checkpoints=tmp_path):
         pass

@@ -23,7 +23,6 @@ from feeder.service.protocol.membership import (
     Start,
     StartRun,
     StopRun,
-    Ticked,
     Used,
 )
 from feeder.workers.stream.rounds import Counting
@@ -163,19 +162,6 @@ def test_ranks_whose_states_are_of_different_steps_are_told(rounds: str) -> None
     assert message in str(told.value)
 
 
-def test_who_comes_back_need_not_be_of_the_round_of_one_that_starts() -> None:
-    """Also where rounds end with epochs. One that starts has lost its connection before its first
-    batch, while the other one has gone on."""
-    feed = Membership(2, 30.0, counting=Counting(2, per_epoch=True))
-    feed.handle(Asks(0, "one that starts"), 0.0)
-    start = Start(9, epoch=1, index=1, nobodys=1, into_round=0)
-    feed.handle(Asks(1, "one that comes back", start=start, rejoins=True), 0.0)
-    for queue in range(2):
-        done = feed.handle(Attaches(queue), 0.0)
-    (run,) = [one for one in done if isinstance(one, StartRun)]
-    assert (run.stands, run.void) == ((0, 1), None)
-
-
 @pytest.mark.parametrize("order", [*permutations(range(3))])
 def test_whoever_comes_back_first_rounds_begin_where_the_earliest_epoch_says(
     order: tuple[int, ...],
@@ -254,20 +240,6 @@ def test_who_comes_back_is_dealt_to_as_those_who_are_here() -> None:
         done = feed.handle(Attaches(queue), 0.0)
     (run,) = [one for one in done if isinstance(one, StartRun)]
     assert (run.stands, run.first_steps) == ((0, 1, 2), [7, 8, 9])
-
-
-def test_one_that_hangs_is_sent_away_where_others_are_dealt_otherwise() -> None:
-    feed = Membership(2, 30.0)
-    for queue in range(2):
-        asks(feed, queue, 4, 0)
-        feed.handle(Attaches(queue), 0.0)
-    feed.handle(Ticked(), 31.0)
-    done = asks(feed, 0, 9, 0, takes_over=True)
-    assert [(one.seat, type(one.error)) for one in done if isinstance(one, SendAway)] == [
-        (0, feeder.LeaseLost),
-        (1, feeder.LeaseLost),
-    ]
-    assert feed.counting == Counting(2, begins=9)
 
 
 # ---- unequal numbers of batches

@@ -61,29 +61,8 @@ def address() -> Iterator[str]:
         assert consumer.stats()["reconnects"] == 0
 
 
-def test_who_died_before_it_was_heard_holds_no_queue(
-    monkeypatch: pytest.MonkeyPatch, stream: list[Record]
-) -> None:
-    """As a trainer that is killed while its server starts: that it is gone was told before it said
-    Open, as far as the server knows, and is not told again."""
-    send, heard = ServerLoop.send, Event()
-
-    def unreachable(self: ServerLoop, peer: Any, message: say.Message, frames: Any) -> bool:
-        if isinstance(message, say.Opened) and not heard.is_set():
-            heard.set()
-            return False
-        return send(self, peer, message, frames)
-
-    monkeypatch.setattr(ServerLoop, "send", unreachable)
-    with serving(factory) as server, peer_of(server.addresses[0]) as dead:
-        dead.say(say.Open(**(OPEN | {"feed": ""})))
-        assert heard.wait(WAIT_S)
-        with reading(server) as consumer:
-            assert_same([note(batch) for batch in consumer], stream)
-
-
 @pytest.mark.parametrize("scheme", ("ipc", "tcp"))
-def test_nor_does_who_died_before_it_was_read(
+def test_who_died_before_it_was_read_holds_no_queue(
     monkeypatch: pytest.MonkeyPatch, stream: list[Record], scheme: str
 ) -> None:
     """As a trainer that is killed just after it said Open: the end of its connection is known when
@@ -130,28 +109,28 @@ def test_what_a_peer_says_of_itself_moves_no_terminals_cursor(
     assert all(line.isprintable() for line in lines)
 
 
-def test_second_consumer_is_told_who_holds_the_queue(address: str) -> None:
-    holder = rf"queue 0 is held by pid {os.getpid()} on .*takeover=True"
-    with pytest.raises(LeaseLost, match=holder):
-        feeder.connect(address)
-
-
-@pytest.mark.parametrize("queue", (1, 4096, 2**31 - 1))
-def test_queue_out_of_range(address: str, queue: int) -> None:
-    with pytest.raises(ConfigError, match=f"queue is {queue}.*expected 0 to 0"):
-        feeder.connect(address, queue=queue)
-
-
-def test_feed_that_is_not_served(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"feed is 'tarin', expected one of \['train'\]"):
-        feeder.connect(address, feed="tarin")
-
-
 def position_of(**settings: Any) -> dict[str, bytes]:
     with factory(**settings) as coordinator:
         (name,) = coordinator
         next(coordinator[name])
         return coordinator.state_dict()
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({}, LeaseLost, rf"queue 0 is held by pid {os.getpid()} on .*takeover=True"),
+    ({"queue": 1}, ConfigError, "queue is 1.*expected 0 to 0"),
+    ({"queue": 2**31 - 1}, ConfigError, "queue is 2147483647.*expected 0 to 0"),
+    ({"feed": "tarin"}, ConfigError, r"feed is 'tarin', expected one of \['train'\]"),
+    ({"resume": b"x" * 100, "takeover": True}, SnapshotFormatError, "expected"),
+]
+
+
+@pytest.mark.parametrize(("wish", "error", "told"), REFUSED)
+def test_who_may_not_have_it_is_told_why(
+    address: str, wish: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        feeder.connect(address, **wish)
 
 
 @pytest.mark.parametrize(
