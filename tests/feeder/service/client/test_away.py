@@ -112,22 +112,6 @@ def is_stopped_before_it_is_ready(server: Server, queue: int, **settings: Any) -
     return connecting
 
 
-@pytest.mark.parametrize("how", ["dies", "hangs"])
-def test_who_is_lost_before_it_could_take_batches_is_not_waited_for(how: str) -> None:
-    with serving(two_queues, lease=3) as server:
-        lost = is_stopped_before_it_is_ready(server, 1, rejoin=True)
-        process = here().consumers[-1]
-        with reading(server, queue=0, rejoin=True) as consumer:
-            consumer.snapshot()  # Answered once it can take batches.
-            if how == "dies":
-                process.kill()
-            assert [batch.step for batch in islice(consumer, NUM)] == [*range(0, 2 * NUM, 2)]
-        process.kill()
-        process.loop._run_last_tasks(feeder.ClosedError("it was killed"))
-        with pytest.raises(feeder.ClosedError):
-            lost.result()
-
-
 @pytest.mark.parametrize(("goes_back", "wait_s"), [(True, membership.RETURN_S), (False, 30.0)])
 def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: float) -> None:
     """Where the feed could not go back for who comes later, for as long as for one that hangs."""

@@ -147,17 +147,6 @@ def test_interrupts_at_any_moment_hang_nothing(interrupted: Any, state: dict[str
             assert [batch.step for batch in consumer] == [*range(step, NUM)]
 
 
-def test_nor_do_they_break_snapshots(interrupted: Any) -> None:
-    chance = random.Random(9)
-    with serving(factory) as server, reading(server) as consumer:
-        next(consumer)
-        state = consumer.snapshot()
-        for _ in range(2000):
-            interrupted(chance.uniform(1e-5, 1e-3), consumer.snapshot)
-        assert bytes(consumer.snapshot()) == bytes(state)
-        assert [batch.step for batch in consumer] == [*range(1, NUM)]
-
-
 def test_another_thread_that_waits_for_a_batch_is_told_that_a_state_was_loaded(
     state: dict[str, bytes],
 ) -> None:

@@ -245,31 +245,6 @@ def test_close_ends_a_wait_and_reopen_frees_what_was_not_sent() -> None:
     slots.release(0, [sent.number])
 
 
-def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A consumer that comes waits until nobody writes any more: not for a copy too."""
-    slots = make()
-    slots.take_slot(0, COLUMNS, 4)
-    back, copied = Arena.back, []
-
-    def closed_meanwhile(arena: Arena, index: int, is_over: Callable[[], bool]) -> bool:
-        slots.close()
-        return back(arena, index, is_over)
-
-    monkeypatch.setattr(Arena, "back", closed_meanwhile)
-    monkeypatch.setattr(ArenaSlot, "arrange", lambda *_: copied.append(True))
-    with pytest.raises(ClosedError):
-        slots.take_slot(0, COLUMNS, 4)
-    assert not copied
-    monkeypatch.undo()
-    slots.reopen()
-    assert slots.num_leased == 0
-    slots.free(0, take(slots))
-    assert slots.num_leased == 0
-    assert take(slots) is not take(slots)
-
-
 def test_a_retired_arena_is_never_written_again() -> None:
     slots = make(1)
     old = lend(slots)

@@ -81,8 +81,10 @@ def fork_and_go_on(consumer: feeder.Consumer, held: list[feeder.Batch]) -> None:
         assert os.read(has_gone_on, 1) == b""
         check(*held)
         assert parts[0].tolist() == [step] * (ROWS - 5)
-        with pytest.raises(feeder.ForkedError):
-            next(consumer)
+        for use in (lambda: next(consumer), consumer.state_dict, consumer.snapshot):
+            with pytest.raises(feeder.ForkedError):
+                use()
+        consumer.close()
 
     pid = child(look)
     try:

@@ -97,36 +97,6 @@ def run(script: str, *args: str, **settings: Any) -> str:
     return done.stdout
 
 
-FORK = """
-    import os, sys
-    import feeder
-    with feeder.connect(sys.argv[1]) as consumer:
-        first = next(consumer)["value"].tolist()
-        child = os.fork()
-        if child == 0:
-            told = []
-            for use in (lambda: next(consumer), consumer.state_dict, consumer.snapshot):
-                try:
-                    use()
-                except feeder.ForkedError:
-                    told.append("ForkedError")
-            consumer.close()
-            sys.stdout.write(" ".join(told) + "\\n")
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(child, 0)
-        rest = list(consumer)
-        sys.stdout.write(str(1 + len(rest)))
-"""
-
-
-@pytest.mark.process
-def test_fork_after_connect() -> None:
-    with serving(factory, "tcp") as server:
-        told = run(FORK, server.addresses[0])
-    assert told.split() == ["ForkedError"] * 3 + [str(NUM_BATCHES)]
-
-
 LIGHT = """
     import sys
     import feeder

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import socket
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,33 +135,6 @@ def test_what_an_event_means(kind: zmq.Event, value: int, says: str | None) -> N
         assert says in str(error) and "'tcp://data0:5570'" in str(error)
 
 
-def send_garbage(address: Address, seed: int) -> None:
-    """Send random bytes, every other time as in ZMTP 1.0, until the server has read them all."""
-    rng = random.Random(seed)
-    peer = socket.create_connection((address.host, address.port), 5)
-    with peer, contextlib.suppress(OSError):  # refused garbage may end the connection at once
-        peer.sendall((b"\x01\x00\x05\x00junk" if seed % 2 else b"") + rng.randbytes(300))
-        peer.shutdown(socket.SHUT_WR)
-        while peer.recv(4096):
-            pass
-
-
-@pytest.mark.parametrize("has_domain", [True, False])
-def test_garbage_is_no_message(has_domain: bool) -> None:
-    """The control shows that garbage does come through where no ZAP domain is set."""
-    with Security(is_server=True) as security:
-        router = security.make_router(4) if has_domain else security.context.socket(zmq.ROUTER)
-        address = bind(router, LOOPBACK)
-        for seed in range(60):
-            send_garbage(address, seed)
-        num_messages = 0
-        while router.poll(0):
-            router.recv_multipart()
-            num_messages += 1
-        assert (num_messages == 0) is has_domain
-        assert refusal(None, address) is None
-
-
 def test_a_router_has_every_limit(server: Security) -> None:
     router = server.make_router(8)
     options = {
@@ -184,26 +154,6 @@ def test_a_router_has_every_limit(server: Security) -> None:
     with pytest.raises(zmq.ZMQError) as raised:
         router.send_multipart([b"nobody", b"hello"])
     assert raised.value.errno == zmq.EHOSTUNREACH
-
-
-def test_a_context_closes_with_unsent_messages_and_open_sockets() -> None:
-    before = threading.active_count()
-    security = Security(is_server=True)
-    router = security.make_router(4)
-    address = bind(router, LOOPBACK)
-    monitor = watch(router)
-    lonely = security.make_dealer(4, max_message_bytes=1 << 20)
-    connect(lonely, parse("tcp://127.0.0.1:1"))
-    lonely.send(b"never sent")
-    talking = security.make_dealer(4, max_message_bytes=1 << 20)
-    connect(talking, address)
-    talking.send(b"never read")
-    assert router.poll(TOLD_MS)
-    for _ in range(2):
-        security.close()
-    assert router.closed and monitor.closed and lonely.closed and security.context.closed
-    with Security():
-        assert threading.active_count() == before, "a consumer starts a thread"
 
 
 def test_events_nobody_reads_do_not_stop_the_server() -> None:

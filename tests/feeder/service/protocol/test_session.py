@@ -76,24 +76,6 @@ def test_a_lease_goes_its_way(name: str, first: str) -> None:
             assert session.on(event) == expected, path
 
 
-def reached(table: Table, state: str) -> set[str]:
-    found, todo = {state}, [state]
-    while todo:
-        news = set(table[todo.pop()].values()) - found
-        found |= news
-        todo += news
-    return found
-
-
-@pytest.mark.parametrize(("name", "last"), [("server", "gone"), ("consumer", "closed")])
-def test_every_state_is_reached_and_reaches_the_last(name: str, last: str) -> None:
-    table = TABLES[name]
-    assert {event for moves in table.values() for event in moves} <= set(EVENTS)
-    assert reached(table, next(iter(table))) == set(table)
-    assert all(last in reached(table, state) for state in table)
-    assert reached(table, last) == {last}
-
-
 def test_an_error_tells_the_last_events_and_no_more() -> None:
     session = Session(SERVER, "streaming")
     for event in ["Snapshot", *["Batches", "Used"] * 4]:

@@ -3,7 +3,6 @@ position begin there."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from feeder.service.server.serve import Server
 from feeder.service.server.watermark import LowWatermark
 from feeder.workers.stream.position import LazyPosition
 from peers import Stalled, peer_of, used
-from small import WAIT_S, Heard, Pure, ids, make
+from small import WAIT_S, Pure, ids, make
 
 pytestmark = pytest.mark.served
 
@@ -173,19 +172,6 @@ def test_when_all_has_been_used_the_end_is_stored(tmp_path: Path) -> None:
         with reading(server) as consumer:
             assert list(consumer) == []
         assert server.wait(WAIT_S)
-
-
-def test_who_has_not_had_everything_looks_for_no_other_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would hold the queue that its successor comes for."""
-    lost = Heard("looking for a server")
-    monkeypatch.setattr(logging.getLogger("feeder"), "handlers", [lost])
-    with feeder.serve(factory(), f"ipc://{tmp_path}/feed") as server:
-        consumer = feeder.connect(server.addresses[0], credit=2)
-        next(consumer)
-    assert lost.event.wait(WAIT_S)
-    consumer.close()  # Raises where the thread takes long.
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_served(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -57,20 +56,10 @@ def check_serving(server: feeder.Server) -> None:
         server.figures()
 
 
-def test_a_failure_is_logged_once_for_all_queues(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        serving(failing, queues=2) as server,
-        reading(server, queue=0) as left,
-        reading(server, queue=1) as right,
-    ):
-        read_to_the_failure(left)
-        read_to_the_failure(right)
-    (told,) = failures(caplog)
-    assert told.startswith("feed 'train' has failed: worker ")
-    assert "Traceback (most recent call last)" in told and "in fail" in told
-
-
-def test_a_server_ends_once_all_its_consumers_were_told_of_a_failure() -> None:
+def test_a_server_ends_once_all_its_consumers_were_told_of_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Which is logged once."""
     with (
         serving(failing, queues=2, exit_when="acknowledged") as server,
         reading(server, queue=0) as left,
@@ -82,6 +71,9 @@ def test_a_server_ends_once_all_its_consumers_were_told_of_a_failure() -> None:
         read_to_the_failure(right)
         assert server.wait(END_S)
         assert isinstance(server.failure, feeder.FetchError)
+    (told,) = failures(caplog)
+    assert told.startswith("feed 'train' has failed: worker ")
+    assert "Traceback (most recent call last)" in told and "in fail" in told
 
 
 def test_a_server_waits_for_nobody_who_is_not_there_after_a_failure() -> None:
@@ -130,51 +122,6 @@ def test_a_position_that_does_not_fit_ends_no_server() -> None:
         with reading(server) as consumer:
             read_to_the_failure(consumer)
         assert server.wait(END_S) and isinstance(server.failure, feeder.FetchError)
-
-
-def test_the_stack_of_a_call_that_does_not_return_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    go_on = threading.Event()
-
-    def hang(call: feeder.Call) -> Any:
-        go_on.wait(END_S)
-        return [np.zeros(4)]
-
-    with serving(lambda: failing(hang, timeout=0.2)) as server, reading(server) as consumer:
-        with pytest.raises(feeder.FetchTimeout):
-            next(consumer)
-        go_on.set()
-    (told,) = failures(caplog)
-    assert "has not returned" in told and "in hang" in told
-
-
-def test_where_a_thread_cannot_be_started_none_is_left_and_the_next_consumer_is_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start, is_short, started = threading.Thread.start, True, list[threading.Thread]()
-
-    def refuse(thread: threading.Thread) -> None:
-        if is_short and thread.name == "feeder train enqueuer":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-        if thread.name.startswith("feeder train fetcher"):
-            started.append(thread)
-
-    def factory() -> feeder.Coordinator:
-        return failing(lambda call: [np.full(4, call.index)], epochs=None)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with serving(factory) as server:
-        with reading(server) as consumer, pytest.raises(feeder.RemoteError, match="can't start"):
-            next(consumer)
-        assert started
-        for thread in started:
-            thread.join(END_S)
-            assert not thread.is_alive()
-        is_short = False
-        with reading(server) as consumer:
-            assert [next(consumer).step for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_fault_of_the_servers_own_reaches_who_asks_for_a_queue(
