@@ -26,7 +26,7 @@ from feeder.service.protocol.membership import (
     Ticked,
 )
 from feeder.service.server.group import ConsumerGroup
-from served import Aside, Server, here, process_of, reading, serving, wait_until
+from served import Aside, Server, here, pass_time, process_of, reading, serving, wait_until
 from small import Pure, make
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -155,24 +155,6 @@ def test_who_was_taken_for_hung_and_goes_on_ends_the_others_wait(
                 assert next(other).step == 0
 
 
-def test_where_everybody_has_had_everything_nothing_is_fetched() -> None:
-    calls: list[int] = []
-
-    def fetch(call: feeder.Call) -> Any:
-        calls.append(call.index)
-        return Pure(20, rows=4)(call)
-
-    with serving(lambda: make(fetch)) as server:
-        with reading(server) as consumer:
-            assert len(list(consumer)) == 20
-            state = consumer.state_dict()
-        calls.clear()
-        with reading(server, resume=state) as consumer:
-            assert not list(consumer)
-            consumer.snapshot()
-    assert not calls
-
-
 def test_a_feed_that_cannot_go_back_waits_for_who_hangs_before_it_is_ready() -> None:
     feed = Membership(2, 30.0, goes_back=False)
     for queue in range(2):
@@ -238,3 +220,37 @@ def test_what_an_interrupted_loop_had_taken_is_not_handed_out_after_a_state_was_
             consumer.load_state_dict(state)
             assert [batch.step for batch in consumer] == [*range(2, 10)]
             assert consumer.stats()["rows"] == 32
+
+
+@pytest.mark.parametrize("order", ["alike", "reversed"])
+def test_trainers_at_two_servers_find_each_other(order: str) -> None:
+    first, second = "ipc:///virtual/first", "ipc:///virtual/second"
+    others = [first, second] if order == "alike" else [second, first]
+    with (
+        serving(two_queues, second),
+        reading(*others, queue=1) as right,
+        serving(two_queues, first),
+        reading(first, second, queue=0) as left,
+    ):
+        rest = Aside(lambda: [batch.step for batch in left])
+        assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
+        assert rest.result() == [*range(0, 2 * NUM, 2)]
+
+
+def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> None:
+    """And a lease that was renewed in time outlives a stall of the server."""
+    with serving(ten, lease=3) as server, reading(server, credit=2) as consumer:
+        member = server.group.membership.members[0]
+        assert next(consumer).step == 0
+        server.pause()
+        pass_time(9.0)
+        server.go_on()
+        pass_time(1.0)
+        assert not member.hangs
+        process_of(consumer).pause()
+        pass_time(1.9)
+        assert not member.hangs
+        pass_time(2.0)
+        assert member.hangs
+        process_of(consumer).go_on()
+        assert [batch.step for batch in consumer] == [*range(1, 10)]

@@ -130,17 +130,6 @@ def test_nobody_is_there(tmp_path: Path) -> None:
         monitor.fetch(0.1)
 
 
-def test_a_monitor_finds_a_server_again(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/feed.sock"
-    with Monitor(address) as monitor:
-        with feeder.serve(factory, address):
-            first = monitor.fetch()
-        with pytest.raises(TransportError):
-            monitor.fetch(0.2)
-        with feeder.serve(factory, address):
-            assert monitor.fetch().at_s > first.at_s
-
-
 # ---- those who say something else
 
 

@@ -20,10 +20,8 @@ from feeder.service.protocol.membership import (
     Membership,
     Start,
     Ticked,
-    Used,
 )
 from feeder.service.server.group import ConsumerGroup
-from feeder.workers.stream.shares import Place
 from served import Aside, outside, reading, serving, wait_until
 from small import Pure, make
 
@@ -79,22 +77,6 @@ def test_one_that_starts_anew_while_others_go_on_is_refused_and_they_go_on() -> 
         with reading(server, queue=1, resume=state, rejoin=True) as right:
             assert [batch.step for batch in right] == [*range(41, 2 * NUM, 2)]
         assert rest.result() == [*range(40, 2 * NUM, 2)]
-
-
-def test_nor_may_it_use_what_it_was_sent_before() -> None:
-    """It is told at once: it can load no state any more."""
-    feed = Membership(2, 30.0)
-    for queue in range(2):
-        feed.handle(Asks(queue, "somebody", undecided=True), 0.0)
-    for queue in range(2):
-        feed.handle(Attaches(queue), 0.0)
-    feed.note_sent(1, 30, Place(0, 60, 60))
-    feed.handle(Asks(0, "one that has loaded", start=Start(40), takes_over=True), 0.0)
-    feed.handle(Attaches(0), 0.0)
-    assert feed.missing() == [1]
-    sent_away, *_ = feed.handle(Used(1, 1, 29, Place(0, 2, 2), begun=True), 0.0)
-    assert "queue 1 is at step 0 (round 0), and queue 0's checkpoint" in str(sent_away.error)
-    assert feed.missing() == [1]
 
 
 def test_who_begins_another_pass_waits_for_who_still_holds_its_queue(
@@ -165,3 +147,16 @@ def test_states_of_different_rounds_are_refused_when_they_are_loaded_too() -> No
         left.load_state_dict(states[1])
         with pytest.raises(feeder.ResumeError, match=r"checkpoint is of step 6 .*, and queue 0"):
             right.load_state_dict(states[0])
+
+
+def test_a_refused_one_may_load_its_state_after_all() -> None:
+    with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
+        with reading(server, queue=1) as right:
+            assert [next(one).step for _ in range(20) for one in (left, right)] == [*range(40)]
+            state = right.state_dict()
+        left.snapshot()
+        with reading(server, queue=1) as again:
+            with pytest.raises(feeder.ResumeError):
+                next(again)
+            again.load_state_dict(state)
+            assert [next(one).step for one in (left, again)] == [40, 41]

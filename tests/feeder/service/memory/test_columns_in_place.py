@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -151,3 +152,24 @@ def test_what_serves_all_replicas(wishes: list[Wanted], both: Wanted) -> None:
     """Sums where one wants them, and columns in the slot where one reads it."""
     assert wanted_by_all(wishes) == both
     assert (wanted_by_all(wishes) is NOTHING) == (both == NOTHING)
+
+
+@pytest.mark.served
+@pytest.mark.usefixtures("copied")
+def test_a_chunk_goes_when_its_batch_has_been_used() -> None:
+    fetch, num_calls = Fetch(40), 40
+    with (
+        serving(lambda: make(fetch, ["label", "image"], ROWS, max_buffered_batches=4)) as server,
+        reading(server, plane="frames", credit=2) as consumer,
+    ):
+        most = 0
+        for _ in consumer:
+            gc.collect()
+            most = max(most, len(fetch.alive))
+        # Buffered; being fetched; in the slots of a queue: its credit, what is spare, and held. And
+        # as many again, of which ZeroMQ says later that it has let go of them.
+        assert most <= 2 * (4 + 2 + (2 + 2 + 1)) < num_calls
+        assert consumer.stats()["batches"] == num_calls
+    garbage.gc.stop()  # It waits until those are gone.
+    gc.collect()
+    assert not fetch.alive

@@ -298,3 +298,18 @@ def test_a_descriptor_that_there_was_no_room_for_is_a_limit_of_ones_own() -> Non
     sock: Any = SimpleNamespace(recvmsg=lambda *args: (bytes(24), [], socket.MSG_CTRUNC, None))
     with pytest.raises(OwnLimitError, match=r"no descriptor left for it; .*ulimit -n"):
         Attachment(sock, "/there").receive()
+
+
+def test_who_presents_its_nonce_comes_in_however_many_say_nothing(path: Path) -> None:
+    door = Door(path, max_half_open=2)
+    silent = [raw(path) for _ in range(3)]
+    nonces = [bytes([i]) * 16 for i in range(100)]
+    for nonce in nonces:
+        door.listener.expect(nonce)
+    attachments = [attach(str(path), nonce, WAIT_S) for nonce in nonces]
+    connections = door.accept()
+    assert [connection.nonce for connection in connections] == nonces
+    assert len(door.refused) == 1 and hung_up(silent[0])
+    for end in (*connections, *attachments, *silent):
+        end.close()
+    door.listener.close()

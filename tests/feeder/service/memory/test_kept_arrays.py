@@ -20,7 +20,9 @@ import feeder
 from conformance.served import TRANSPORTS, reading, served, serving
 from feeder import Call, Coordinator
 from feeder.service.memory import mapping
+from feeder.service.protocol import messages as say
 from feeds import make
+from peers import peer_of
 
 pytestmark = pytest.mark.served
 
@@ -65,25 +67,6 @@ def test_list_of_a_consumer_holds_every_batch(
         list(seen)
     assert_whole(batches)
     assert [int(array.min()) for array in kept] == [1, 2, 3] == [int(a.max()) for a in kept]
-
-
-@pytest.mark.parametrize("keeps", (False, True))
-def test_memory_is_used_again_after_a_goodbye_unless_somebody_looks_at_it(keeps: bool) -> None:
-    """The next consumer's batches lie where the last one's did, but for those that are kept."""
-    kept = []
-    with serving(factory) as server:
-        slots = server._feeds[0].slots
-        with reading(server, credit=4) as first:
-            for batch in first:
-                kept[:] = [batch] if keeps else []
-            del batch
-        num_made = slots.num_made
-        with reading(server, credit=4) as second:
-            assert_whole(list(islice(second, 50)))
-            # When it leaves, what it was sent is not used again either.
-            assert slots.num_made == (2 * num_made if keeps else num_made)
-    if keeps:
-        assert (kept[0]["value"] == NUM_BATCHES).all()
 
 
 def run(script: str, *args: str, **settings: Any) -> str:
@@ -135,3 +118,18 @@ def test_who_is_kept_from_shared_memory_by_its_own_limit_and_takes_nothing_else_
         with reading(server) as other:
             assert_whole(list(islice(other, 3)))
             assert other.plane == "frames"
+
+
+def test_batches_under_way_are_bounded_by_credit_beside_the_buffers() -> None:
+    """Who has used nothing is sent half of its credit at once, however few may be buffered; the
+    server takes its time with the other half."""
+
+    def small() -> Coordinator:
+        return make(fetch, input_blob_names=["value", "id"], batch_size=ROWS,
+                    max_buffered_batches=1)  # fmt: skip
+
+    with serving(small) as server, peer_of(server.addresses[0]) as peer:
+        generation = peer.opens(feed="", credit=20).generation
+        peer.say(say.Attached(generation=generation, plane="frames", reason=""))
+        steps = [peer.hear(say.Batches).groups[0].step for _ in range(10)]
+    assert steps == list(range(10))

@@ -222,3 +222,12 @@ def test_frames_of_another_layout_get_other_memory() -> None:
     slots = FrameSlots(keep=2)
     for rows in (4, 9, 2):
         assert slots.take_slot(0, COLUMNS, rows).lease(rows)[1].shape == (3, rows, 2)
+
+
+@pytest.mark.parametrize("length", [4, 3, 0])
+def test_a_batch_arrives_as_it_was_written(length: int) -> None:
+    pair = Pair()
+    _, (ids, image) = pair.send(7, length)
+    assert ids.tolist() == [7, 8, 9, 10][:length]
+    assert image.shape == (3, length, 2)
+    assert np.array_equal(image[2, :, 1], ids)

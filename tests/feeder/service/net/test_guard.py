@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import socket
@@ -194,18 +193,6 @@ def test_whose_descriptor_another_has_is_gone(server: Server) -> None:
     server.hear(zmq.EVENT_DISCONNECTED, ours.fileno())
     assert server.lost[2:] == [Peer(0, b"2")]
     assert server.guard.note_message((0, ours.fileno())) is None
-
-
-def test_how_often_is_looked(server: Server) -> None:
-    assert server.guard.check(server.now) == math.inf
-    _, ours = server.accept("tcp")
-    server.served.add(ours.fileno())
-    server.guard.note_message((0, ours.fileno()))
-    server.look()
-    assert server.guard._check_at == server.now + guard_module._CHECK_S
-    assert server.guard.check(server.now + 0.01) == server.now + guard_module._CHECK_S
-    server.hear(zmq.EVENT_DISCONNECTED, ours.fileno())
-    assert server.guard.check(server.now) == math.inf
 
 
 def test_the_oldest_stranger_makes_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feeder.devices.layout import layout
-from feeder.devices.slots import HostSlots
 from feeder.service.protocol.batches import checksum, full_checksum, pieces
 from feeder.workers.stream.chunks import Column
 
@@ -44,34 +43,6 @@ def test_columns_follow_each_other_at_multiples_of_64_bytes() -> None:
 def test_a_slot_has_at_least_64_bytes(rows: int) -> None:
     assert layout((column("x", "|u1", ()),), rows).num_bytes == 64
     assert layout((), rows).num_bytes == 64
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(["|u1", "<f4", "<c16", "|S3"]),
-                       st.lists(st.integers(0, 4), max_size=3).map(tuple), st.integers(0, 3)),
-             max_size=5),
-    st.integers(0, 9),
-)  # fmt: skip
-def test_a_host_slot_lies_as_the_layout_says(drawn: list[Any], rows: int) -> None:
-    columns = tuple(
-        column(str(i), dtype, shape, min(axis, len(shape)))
-        for i, (dtype, shape, axis) in enumerate(drawn)
-    )
-    places, num_bytes = layout(columns, rows)
-    slot = HostSlots().take_slot(0, columns, rows)
-    assert slot.num_bytes == num_bytes
-    start = np.frombuffer(slot._memory, np.uint8).ctypes.data
-    end = 0
-    for place, array, leased in zip(places, slot.arrays, slot.lease(rows), strict=True):
-        assert place.offset % 64 == 0
-        assert end <= place.offset <= end + 63
-        end = place.offset + place.num_bytes
-        assert (array.shape, array.dtype, array.nbytes) == (
-            place.shape, place.dtype, place.num_bytes,
-        )  # fmt: skip
-        if array.nbytes:
-            assert array.ctypes.data == leased.ctypes.data == start + place.offset
-    assert end <= num_bytes
 
 
 SIZES = [0, 1, 64, 4 * KIB, 8 * KIB, 32 * KIB, 32 * KIB + 1, 64 * KIB, 65 * KIB, 65 * KIB + 1,
@@ -132,3 +103,11 @@ def test_pieces_are_all_of_the_memory_in_order(sizes: list[int], max_bytes: int)
         assert len(parts) == len(sizes), "what could go as it lies was cut"
     memories[-1][-1] ^= 0xFF
     assert parts[-1][-1] == memories[-1][-1], "a piece is a copy"
+
+
+def test_a_batch_goes_whole_or_in_pieces_of_a_mebibyte() -> None:
+    whole = np.arange(31 * 2**17, dtype=np.int64).reshape(31, -1)
+    assert [part.nbytes for part in pieces([memoryview(whole)])] == [31 * 2**20]
+    parts = pieces([memoryview(whole), memoryview(b"!")])
+    assert [part.nbytes for part in parts] == [2**20] * 31 + [1]
+    assert b"".join(parts) == whole.tobytes() + b"!"

@@ -76,6 +76,17 @@ def test_a_lease_goes_its_way(name: str, first: str) -> None:
             assert session.on(event) == expected, path
 
 
+@pytest.mark.parametrize(("table", "last"), [(SERVER, "gone"), (CONSUMER, "closed")])
+def test_every_state_is_reached_and_reaches_the_last(table: Table, last: str) -> None:
+    reached = {state: {state, *moves.values()} for state, moves in table.items()}
+    for _ in table:
+        reached = {
+            at: set().union(*(reached[one] for one in found)) for at, found in reached.items()
+        }
+    assert reached[next(iter(table))] == set(table)
+    assert all(last in found for found in reached.values())
+
+
 def test_an_error_tells_the_last_events_and_no_more() -> None:
     session = Session(SERVER, "streaming")
     for event in ["Snapshot", *["Batches", "Used"] * 4]:

@@ -132,3 +132,12 @@ def test_a_feed_that_is_begun_again_too_often_waits(monkeypatch: pytest.MonkeyPa
     feed.stop_run()
     waiting.join(WAIT_S)
     assert outcome == [False]
+
+
+def test_of_several_reasons_why_nothing_more_comes_the_first_is_told() -> None:
+    with serving(endless) as server, feeder.connect(server.addresses[0]) as consumer:
+        inbox = consumer._loop.inbox
+        first = feeder.RemoteError("the first")
+        inbox.fail(first)
+        inbox.fail(feeder.RemoteError("the second"))
+        assert inbox.failure is first

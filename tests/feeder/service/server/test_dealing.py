@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -162,28 +161,6 @@ def test_ranks_whose_states_are_of_different_steps_are_told(rounds: str) -> None
     assert message in str(told.value)
 
 
-@pytest.mark.parametrize("order", [*permutations(range(3))])
-def test_whoever_comes_back_first_rounds_begin_where_the_earliest_epoch_says(
-    order: tuple[int, ...],
-) -> None:
-    """With rounds of an epoch: of earlier epochs than its own a position does not say it."""
-    feed = Membership(3, 30.0, counting=Counting(3, per_epoch=True))
-    starts = (
-        Start(30, epoch=2, index=3, into_round=0),
-        Start(14, epoch=0, index=14, into_round=0),  # The job went on from batch 2 of epoch 0.
-        Start(12, epoch=0, index=12, into_round=1),
-    )
-    for queue in order:
-        asked = Asks(queue, f"trainer {queue}", start=starts[queue], rejoins=True)
-        assert not [one for one in feed.handle(asked, 0.0) if isinstance(one, Refuse)]
-    numbers = [feed.counting.number(start) for start in starts]
-    assert [feed.counting.queue(number) for number in numbers] == [0, 0, 1]
-    # Who is of the same epoch says where its rounds begin.
-    strange = Start(13, epoch=0, index=13, into_round=0)
-    (refused,) = feed.handle(Asks(0, "another", start=strange, takes_over=True), 0.0)
-    assert "queue 0's checkpoint is of batch 13 of epoch 0, and queue 1" in str(refused.error)
-
-
 def test_different_rounds_are_looked_for_again_where_the_feed_begins_again() -> None:
     """The first run may have ended before it came to a batch that tells."""
     feed = Membership(3, 30.0, counting=Counting(3, per_epoch=True))
@@ -307,3 +284,29 @@ def test_nobody_waits_for_one_that_has_no_position_where_all_skip_the_same() -> 
     done = feed.handle(Used(0, begun=True), 0.0)
     assert feed.missing() == []
     assert not any(isinstance(one, StopRun) for one in done)
+
+
+def test_who_comes_back_need_not_be_of_the_round_of_one_that_starts() -> None:
+    """Also where rounds end with epochs. One that starts has lost its connection before its first
+    batch, while the other one has gone on."""
+    feed = Membership(2, 30.0, counting=Counting(2, per_epoch=True))
+    feed.handle(Asks(0, "one that starts"), 0.0)
+    start = Start(9, epoch=1, index=1, nobodys=1, into_round=0)
+    feed.handle(Asks(1, "one that comes back", start=start, rejoins=True), 0.0)
+    for queue in range(2):
+        done = feed.handle(Attaches(queue), 0.0)
+    (run,) = [one for one in done if isinstance(one, StartRun)]
+    assert (run.stands, run.void) == ((0, 1), None)
+
+
+def test_who_comes_back_from_a_position_within_a_round_begins_where_the_others_did() -> None:
+    """One rank's state is for all. It lies within a round that all of them have used."""
+    token = token_at(3, num_devices=4)
+    with serving(factory(), queues=4) as server, ExitStack() as stack:
+        first = [stack.enter_context(reading(server, queue=i, resume=token)) for i in range(3)]
+        with reading(server, queue=3, resume=token) as lost:
+            assert [next(queue).step for queue in (*first, lost)] == [4, 5, 6, 7]
+        # It had saved nothing of its own.
+        last = stack.enter_context(reading(server, queue=3, resume=token, rejoin=True))
+        assert [next(last).step for _ in range(2)] == [7, 11]
+        assert next(first[0]).step == 8

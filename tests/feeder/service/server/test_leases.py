@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -18,7 +17,6 @@ import zmq
 import feeder
 from conformance.served import reading, serving
 from feeder import (
-    AuthError,
     ConfigError,
     ConnectTimeout,
     Coordinator,
@@ -26,7 +24,6 @@ from feeder import (
     ResumeError,
     SnapshotFormatError,
 )
-from feeder.service.net.keys import make_keys
 from feeder.service.net.security import read_event
 from feeder.service.protocol import messages as say
 from feeder.service.server import io_loop as serving_module
@@ -181,25 +178,3 @@ def test_rank_of_the_launcher_is_the_queue(monkeypatch: pytest.MonkeyPatch) -> N
 def test_address_with_nobody_behind(address: str) -> None:
     with pytest.raises(ConnectTimeout, match=rf"no answer from {address} within 0\.2 s"):
         feeder.connect(address, timeout=0.2)
-
-
-def test_keys_say_who_comes_in(
-    tmp_path: Path, stream: list[Record], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.ERROR)
-    server_keys, stranger_keys = tmp_path / "server", tmp_path / "stranger"
-    make_keys(server_keys)
-    make_keys(stranger_keys)
-    # One that knows the server's key, and is not on its list.
-    unlisted = tmp_path / "unlisted"
-    make_keys(unlisted)
-    (unlisted / "server.key").write_bytes((server_keys / "server.key").read_bytes())
-    with (
-        serving(factory, "tcp", keys=server_keys) as server,
-        reading(server, keys=server_keys) as good,
-    ):
-        first = [note(next(good))]
-        for keys in (None, stranger_keys, unlisted):
-            with pytest.raises(AuthError, match="refuses"):
-                feeder.connect(server.addresses[0], keys=keys)
-        assert_same(first + [note(batch) for batch in good], stream)

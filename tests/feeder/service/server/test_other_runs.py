@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -88,36 +87,6 @@ def test_who_brings_a_position_of_another_run_is_told_so_alone(token: Any) -> No
             assert got + ids(again) == rows_of(0)
         assert seen + rest.result() == rows_of(1)
         assert innocent.stats()["reconnects"] == 0
-
-
-def is_refused_alone(fetch: Callable[[], Any], token: bytes, told: str) -> None:
-    """Bring a token to a queue that was left, beside one whose trainer goes on."""
-    with (
-        serving(lambda: make(fetch(), devices=2)) as server,
-        reading(server, queue=1, credit=2) as innocent,
-    ):
-        with reading(server, queue=0) as first:
-            steps = [next(one).step for _ in range(10) for one in (first, innocent)]
-            state = first.state_dict()
-        with (
-            reading(server, queue=0, resume=token, rejoin=True) as foreign,
-            pytest.raises(feeder.ResumeError, match=told),
-        ):
-            next(foreign)
-        with reading(server, queue=0, resume=state, rejoin=True) as again:
-            steps += [next(one).step for _ in range(10) for one in (again, innocent)]
-    assert steps == [*range(40)]
-
-
-def test_who_brings_leftover_rows_of_another_run_is_told_so_alone() -> None:
-    """The chunk that they are of is another one here: the run fails as it begins."""
-
-    class Others(Pure):
-        def __call__(self, call: feeder.Call) -> Any:
-            return (-super().__call__(call)[0],)
-
-    token = token_after(Others(NUM, rows=3), 7)
-    is_refused_alone(lambda: Pure(NUM, rows=3), token, r"not deterministic: .* other rows")
 
 
 def test_a_server_that_knows_neither_refuses_both() -> None:

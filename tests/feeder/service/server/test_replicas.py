@@ -196,3 +196,21 @@ def test_what_all_replicas_are_past_is_counted_once() -> None:
     assert [laggard.advance(1, 4), laggard.advance(2, 1), laggard.advance(2, 9)] == [1, 1, 1]
     assert [laggard.advance(0, 1), laggard.advance(0, 7), laggard.advance(1, 7)] == [1, 0, 7]
     assert [Laggard(1).advance(0, num) for num in (3, 0)] == [3, 0]
+
+
+def test_replicas_that_keep_different_batches_hold_nobody_up(stream: list[Record]) -> None:
+    """Six batches are kept in all, and no slot is free but those that are there for this."""
+    replicas, hold = 3, 2
+    kept: list[list[feeder.Batch]] = [[] for _ in range(replicas)]
+    with (
+        serving(factory, replicas=replicas) as server,
+        sharing(server, *all_seats(1, replicas), credit=1, hold=hold) as consumers,
+    ):
+        for i in range(len(stream)):
+            for replica, consumer in enumerate(consumers):
+                batch = next(consumer)
+                assert note(batch) == stream[i]
+                if i // hold == replica:
+                    kept[replica].append(batch)
+        for replica, batches in enumerate(kept):
+            assert [note(one) for one in batches] == stream[hold * replica :][:hold]

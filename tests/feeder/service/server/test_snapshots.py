@@ -86,25 +86,6 @@ def test_one_that_is_too_large_costs_no_connection(
     assert any("expected at most 100" in record.getMessage() for record in caplog.records)
 
 
-def test_snapshots_are_taken_from_another_thread() -> None:
-    done = threading.Event()
-    with serving(factory) as server, reading(server) as consumer:
-        next(consumer)
-
-        def read() -> None:
-            while not done.is_set():
-                next(consumer)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        try:
-            snapshots = [consumer.snapshot() for _ in range(50)]
-        finally:
-            done.set()
-            reader.join(WAIT_S)
-    assert len(snapshots) == 50
-
-
 @pytest.mark.parametrize("how", ["taken over", "server gone"])
 def test_a_snapshot_that_nobody_answers_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
