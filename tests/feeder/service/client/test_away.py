@@ -238,14 +238,10 @@ def test_trainers_at_two_servers_find_each_other(order: str) -> None:
 
 
 def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> None:
-    """And a lease that was renewed in time outlives a stall of the server."""
     with serving(ten, lease=3) as server, reading(server, credit=2) as consumer:
         member = server.group.membership.members[0]
         assert next(consumer).step == 0
-        server.pause()
         pass_time(9.0)
-        server.go_on()
-        pass_time(1.0)
         assert not member.hangs
         process_of(consumer).pause()
         pass_time(1.9)

@@ -65,14 +65,6 @@ def test_a_consumer_comes_back_to_a_server_that_something_else_stood_in_for() ->
             assert first + [batch.step for batch in consumer] == [*range(50)]
 
 
-def test_what_is_no_server_is_asked_now_and_then() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as chosen:
-        port = chosen.getsockname()[1]
-    with http(port) as asked, pytest.raises(feeder.ConnectTimeout):
-        feeder.connect(f"tcp://127.0.0.1:{port}", timeout=1.0)
-    assert 2 <= asked.qsize() <= 12
-
-
 @contextlib.contextmanager
 def forwarder() -> Iterator[str]:
     """What lets everybody in and has nobody behind it."""

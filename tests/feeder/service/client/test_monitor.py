@@ -93,22 +93,6 @@ def test_counts_go_on_when_the_feed_is_begun_again() -> None:
         assert feed.batches == 10
 
 
-def test_a_feed_that_fails_says_why() -> None:
-    def fetch(call: feeder.Call) -> Any:
-        raise OSError("no disk")
-
-    with (
-        serving(lambda: make(fetch, coordinator=feeder.Coordinator())) as at,
-        Monitor(at.addresses[0]) as monitor,
-        reading(at) as consumer,
-    ):
-        with pytest.raises(feeder.FetchError):
-            next(consumer)
-        feed = only(monitor.fetch())
-    assert feed.state == "failed"
-    assert "fetch function raised OSError: no disk" in feed.failure
-
-
 # ---- who comes in
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -115,9 +117,6 @@ def test_a_fetch_function_that_forks_blocks_neither_failover_nor_restart(
 
 def kill_group(server: subprocess.Popen[bytes]) -> None:
     """End a server and the children that it forked, which are in its group."""
-    import os
-    import signal
-
     os.killpg(server.pid, signal.SIGKILL)
     with server:
         server.wait(WAIT_S)

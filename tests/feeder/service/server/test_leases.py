@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
@@ -30,7 +31,7 @@ from feeder.service.server import io_loop as serving_module
 from feeder.service.server.io_loop import ServerLoop
 from feeds import Record, assert_same, expected, make, note
 from fetches import make_fetch
-from peers import OPEN, RawPeer, peer_of
+from peers import OPEN, RawPeer, Stalled, peer_of, used
 
 pytestmark = pytest.mark.served
 
@@ -88,6 +89,25 @@ def test_who_died_before_it_was_read_holds_no_queue(
         assert has_ended.wait(WAIT_S)
         with reading(server) as consumer:
             assert_same([note(batch) for batch in consumer], stream)
+
+
+def test_a_lease_that_was_renewed_in_time_outlives_a_stall_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(factory) as server, peer_of(server.addresses[0]) as peer:
+        generation = peer.opens(feed="").generation
+        stalled, group = Stalled(monkeypatch, server), server._groups["train"]
+        group.membership.lease_s = 0.3
+        for is_first in (True, False):
+            peer.say(used(generation, 0))
+            assert not is_first or stalled.entered.wait(WAIT_S)
+        assert group.leases[0] is not None
+        while time.monotonic() < group.leases[0].member.expires:
+            Event().wait(0.01)
+        stalled.go_on.set()
+        while len(stalled.expired) < 2:
+            Event().wait(0.01)
+    assert stalled.expired == [0, 0]
 
 
 def test_what_a_peer_says_of_itself_moves_no_terminals_cursor(
