@@ -250,3 +250,17 @@ def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> Non
         assert member.hangs
         process_of(consumer).go_on()
         assert [batch.step for batch in consumer] == [*range(1, 10)]
+
+
+def test_a_wait_names_the_replicas(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        serving(ten, queues=2, replicas=2) as server,
+        reading(server, queue=0) as first,
+        reading(server, queue=1, replica=1),
+    ):
+        step = Aside(lambda: next(first).step)
+        pass_time(60.0)
+        told = "the feed waits for a consumer on queue 0, replica 1; queue 1, replica 0"
+        assert told in caplog.text
+        with reading(server, queue=0, replica=1), reading(server, queue=1):
+            assert step.result() == 0

@@ -178,14 +178,6 @@ def test_released_slots_that_are_not_held(peer: Peer, release: Any) -> None:
         peer.is_refused("ProtocolError", "slots")
 
 
-def test_slot_released_twice(peer: Peer) -> None:
-    # Its batch is not used, so that there is no credit to send another in the same slot meanwhile.
-    with sharing(peer, credit=1) as (generation, given):
-        for _ in range(2):
-            peer.say(used(generation, 0, given))
-        peer.is_refused("ProtocolError", "slots")
-
-
 @contextmanager
 def sharing(peer: Peer, **settings: Any) -> Iterator[tuple[bytes, tuple[int, ...]]]:
     """Take batches through shared memory; yield the generation and their slots."""

@@ -245,6 +245,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "ext of 4 GiB": (b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", "max_ext_len"),
     "cut off": (encode(BY_NAME["Open"])[:-1], "incomplete input"),
     "60,000 deep": (b"\x91" * 60_000 + b"\x01", "not msgpack, or too deep"),
+    "100,000 deep": (b"\x91" * 100_000 + b"\x01", "65536 bytes beside its position"),
     "large and no map": (b"\xc4\xff" + bytes(100_000), "65536 bytes beside its position"),
     "many lists": (
         changed("Bye", generation=["HERE"]).replace(
