@@ -16,7 +16,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.client.inbox import Inbox
+from feeder.service.client.inbox import Inbox, Loading
 from feeder.service.client.io_loop import ClientLoop
 from small import WAIT_S, Aside, Pure, make
 
@@ -183,3 +183,14 @@ def test_a_close_that_is_interrupted_leaves_nothing_when_the_consumer_is_forgott
                 assert next(again).step == 0
                 break
             assert time.monotonic() < ends
+
+
+def test_a_snapshot_is_of_what_is_being_loaded(state: dict[str, bytes]) -> None:
+    with serving(factory) as server, reading(server) as consumer:
+        # As by an interrupt before the I/O thread was asked.
+        consumer._ready = Loading(1, state["feeder"])
+        while True:
+            with suppress(feeder.RemoteError):  # It is about to be loaded.
+                assert consumer.snapshot().states[0].summary[2] == AT
+                break
+        assert next(consumer).step == AT

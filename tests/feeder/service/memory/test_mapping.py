@@ -211,12 +211,6 @@ def test_frames_are_written_into_memory_that_is_used_again() -> None:
     assert slots.num_leased == 0 and slots._slots.num_made == 2
 
 
-def test_frames_of_another_layout_get_other_memory() -> None:
-    slots = FrameSlots(keep=2)
-    for rows in (4, 9, 2):
-        assert slots.take_slot(0, COLUMNS, rows).lease(rows)[1].shape == (3, rows, 2)
-
-
 @pytest.mark.parametrize("length", [4, 3, 0])
 def test_a_batch_arrives_as_it_was_written(length: int) -> None:
     pair = Pair()
