@@ -320,18 +320,6 @@ def process_of(consumer: feeder.Consumer) -> ConsumerProcess:
     return next(one for one in here().consumers if one.loop is consumer._loop)
 
 
-def link_of(consumer: feeder.Consumer) -> Link:
-    """The connection that a consumer has."""
-    return process_of(consumer).links[-1]
-
-
-def break_connection(consumer: feeder.Consumer) -> None:
-    """Break its connection, and wait until it has been given its queue again."""
-    before = consumer._loop.inbox.num_opened
-    link_of(consumer).break_off()
-    wait_until(lambda: consumer._loop.inbox.num_opened > before)
-
-
 @contextmanager
 def outside() -> Iterator[None]:
     """Meanwhile threads and clocks are real ones: for feeds in this process."""

@@ -5,7 +5,6 @@ Row ids are unique and never zero, so that a row that was lost, doubled or left 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -130,16 +129,3 @@ class Aside:
         if self._error is not None:
             raise self._error
         return self._result
-
-
-class Heard(logging.Handler):
-    """Sets an event when a line with some words is logged."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__()
-        self.words = words
-        self.event = threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.words in record.getMessage():
-            self.event.set()

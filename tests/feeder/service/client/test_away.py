@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -25,7 +26,7 @@ from feeder.service.protocol.membership import (
     Ticked,
 )
 from feeder.service.server.group import ConsumerGroup
-from served import Aside, Server, here, outside, process_of, reading, serving, wait_until
+from served import Aside, Server, here, pass_time, process_of, reading, serving, wait_until
 from small import Pure, make
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -102,36 +103,6 @@ def test_who_comes_back_with_its_last_batches_unused_holds_the_end_up(goes_on: b
         assert steps == [*range(10)]
 
 
-def test_before_the_first_batch_the_position_stays_though_the_server_does_not() -> None:
-    """The next one is asked for what comes after all that was received."""
-    with outside(), ten() as whole:
-        start = whole.state_dict()
-    with serving(ten) as server:
-        consumer = feeder.connect(server.address, credit=4)
-        wait_until(lambda: consumer.stats()["prefetched_batches"] > 0)
-        assert consumer.state_dict() == start
-        server.kill()
-    with consumer, serving(ten, server.address):
-        wait_until(lambda: consumer.stats()["reconnects"] > 0)
-        assert consumer.state_dict() == start
-        assert [batch.step for batch in consumer] == [*range(10)]
-
-
-def test_who_comes_back_late_is_given_all_that_is_its_own() -> None:
-    with serving(two_queues) as server:
-        late = feeder.connect(server.address, queue=0)
-        other = feeder.connect(server.address, queue=1)
-        assert [next(consumer).step for _ in range(5) for consumer in (late, other)] == [*range(10)]
-        state = late.state_dict()
-        late.close()
-    with other, serving(two_queues, server.address) as server:
-        assert [batch.step for batch in islice(other, 150)] == [*range(11, 311, 2)]
-        with reading(server, queue=0, resume=state, rejoin=True) as late:
-            rest = Aside(lambda: [batch.step for batch in other])
-            assert [batch.step for batch in late] == [*range(10, 2 * NUM, 2)]
-            assert rest.result() == [*range(311, 2 * NUM, 2)]
-
-
 def is_stopped_before_it_is_ready(server: Server, queue: int, **settings: Any) -> Aside:
     """Connect, and be stopped once the server has given the queue, before it can take batches."""
     connecting = Aside(lambda: feeder.connect(server.address, queue=queue, **settings))
@@ -139,22 +110,6 @@ def is_stopped_before_it_is_ready(server: Server, queue: int, **settings: Any) -
     wait_until(lambda: members[queue].state is State.JOINING)
     here().consumers[-1].pause()
     return connecting
-
-
-@pytest.mark.parametrize("how", ["dies", "hangs"])
-def test_who_is_lost_before_it_could_take_batches_is_not_waited_for(how: str) -> None:
-    with serving(two_queues, lease=3) as server:
-        lost = is_stopped_before_it_is_ready(server, 1, rejoin=True)
-        process = here().consumers[-1]
-        with reading(server, queue=0, rejoin=True) as consumer:
-            consumer.snapshot()  # Answered once it can take batches.
-            if how == "dies":
-                process.kill()
-            assert [batch.step for batch in islice(consumer, NUM)] == [*range(0, 2 * NUM, 2)]
-        process.kill()
-        process.loop._run_last_tasks(feeder.ClosedError("it was killed"))
-        with pytest.raises(feeder.ClosedError):
-            lost.result()
 
 
 @pytest.mark.parametrize(("goes_back", "wait_s"), [(True, membership.RETURN_S), (False, 30.0)])
@@ -180,33 +135,6 @@ def test_how_long_those_who_come_back_wait_for_others(goes_back: bool, wait_s: f
     assert feed.handle(membership.Used(0), until) == []
 
 
-def test_who_goes_on_from_the_start_is_told_that_another_starts_from_a_checkpoint() -> None:
-    """As a trainer that compiles for long, while another is put back to its own checkpoint: theirs
-    are different weights. The one that is put back waits until the other comes with that step."""
-    with serving(two_queues) as server, reading(server, queue=0, credit=4) as late:
-        with reading(server, queue=1, credit=4) as early:
-            assert [next(early).step for _ in range(6)] == [*range(1, 12, 2)]
-            state = early.state_dict()
-        with reading(server, queue=1, credit=4, resume=state) as early:
-            rest = Aside(lambda: [batch.step for batch in early])
-            with pytest.raises(feeder.ResumeError, match="queue 1's checkpoint is of step 12"):
-                list(late)
-            with reading(server, queue=0, credit=4, resume=state) as late:
-                assert [batch.step for batch in late] == [*range(12, 2 * NUM, 2)]
-            assert rest.result() == [*range(13, 2 * NUM, 2)]
-
-
-def test_who_comes_back_to_its_checkpoint_alone_holds_nobody_up() -> None:
-    with serving(two_queues) as server, reading(server, queue=0, credit=4) as late:
-        with reading(server, queue=1, credit=4) as early:
-            assert [next(early).step for _ in range(6)] == [*range(1, 12, 2)]
-            state = early.state_dict()
-        with reading(server, queue=1, credit=4, resume=state, rejoin=True) as early:
-            rest = Aside(lambda: [batch.step for batch in early])
-            assert [batch.step for batch in late] == [*range(0, 2 * NUM, 2)]
-            assert rest.result() == [*range(13, 2 * NUM, 2)]
-
-
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_who_was_taken_for_hung_and_goes_on_ends_the_others_wait(
     is_ready: bool, caplog: pytest.LogCaptureFixture
@@ -227,24 +155,6 @@ def test_who_was_taken_for_hung_and_goes_on_ends_the_others_wait(
                 assert next(other).step == 0
 
 
-def test_where_everybody_has_had_everything_nothing_is_fetched() -> None:
-    calls: list[int] = []
-
-    def fetch(call: feeder.Call) -> Any:
-        calls.append(call.index)
-        return Pure(20, rows=4)(call)
-
-    with serving(lambda: make(fetch)) as server:
-        with reading(server) as consumer:
-            assert len(list(consumer)) == 20
-            state = consumer.state_dict()
-        calls.clear()
-        with reading(server, resume=state) as consumer:
-            assert not list(consumer)
-            consumer.snapshot()
-    assert not calls
-
-
 def test_a_feed_that_cannot_go_back_waits_for_who_hangs_before_it_is_ready() -> None:
     feed = Membership(2, 30.0, goes_back=False)
     for queue in range(2):
@@ -256,7 +166,60 @@ def test_a_feed_that_cannot_go_back_waits_for_who_hangs_before_it_is_ready() -> 
     assert feed.handle(Ticked(), 1e9) == []
 
 
-# ---- two living servers
+# ---- servers that answer late, and what crosses on the way
+
+
+def be_far() -> None:
+    """From now on a message takes up to a second, longer than a silent address is tried."""
+    here().plan = replace(here().plan, delay_s=1.0)
+
+
+def test_the_first_of_two_addresses_may_answer_late() -> None:
+    be_far()
+    with serving(ten) as server, reading(server, "ipc:///virtual/nobody", timeout=60) as consumer:
+        assert [batch.step for batch in consumer] == list(range(10))
+
+
+def test_an_error_of_the_lease_before_is_none_of_the_next() -> None:
+    """It is on its way while the consumer starts elsewhere."""
+
+    def fetch(call: feeder.Call) -> Any:
+        raise ValueError("this is raised")
+
+    be_far()
+    with serving(lambda: make(fetch)) as server, reading(server, timeout=60) as consumer:
+        state = consumer.state_dict()
+        wait_until(lambda: server.feed.ended_with is not None)
+        consumer.load_state_dict(state)
+        with pytest.raises(feeder.FetchError, match="this is raised"):
+            next(consumer)
+
+
+def test_a_state_may_be_loaded_more_often_than_a_connection_is_good_for() -> None:
+    with serving(ten) as server, reading(server) as consumer:
+        state = consumer.state_dict()
+        for _ in range(40):
+            consumer.load_state_dict(state)
+        assert [batch.step for batch in consumer] == list(range(10))
+
+
+def test_a_server_that_is_gone_is_told_of_with_the_time_that_it_had() -> None:
+    with serving(ten) as server:
+        consumer = feeder.connect(server.address, timeout=7.5, reconnect=600.0)
+    with consumer, pytest.raises(feeder.ConnectTimeout, match=r"within 7\.5 s"):
+        consumer.load_state_dict(consumer.state_dict())
+
+
+def test_what_an_interrupted_loop_had_taken_is_not_handed_out_after_a_state_was_loaded() -> None:
+    with serving(ten) as server:
+        with reading(server) as consumer:
+            assert [next(consumer).step for _ in range(2)] == [0, 1]
+            state = consumer.state_dict()
+        with reading(server) as consumer:
+            consumer._refill()
+            consumer.load_state_dict(state)
+            assert [batch.step for batch in consumer] == [*range(2, 10)]
+            assert consumer.stats()["rows"] == 32
 
 
 @pytest.mark.parametrize("order", ["alike", "reversed"])
@@ -274,13 +237,30 @@ def test_trainers_at_two_servers_find_each_other(order: str) -> None:
         assert rest.result() == [*range(0, 2 * NUM, 2)]
 
 
-def test_who_waits_at_the_only_server_comes_back_to_it() -> None:
+def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> None:
+    with serving(ten, lease=3) as server, reading(server, credit=2) as consumer:
+        member = server.group.membership.members[0]
+        assert next(consumer).step == 0
+        pass_time(9.0)
+        assert not member.hangs
+        process_of(consumer).pause()
+        pass_time(1.9)
+        assert not member.hangs
+        pass_time(2.0)
+        assert member.hangs
+        process_of(consumer).go_on()
+        assert [batch.step for batch in consumer] == [*range(1, 10)]
+
+
+def test_a_wait_names_the_replicas(caplog: pytest.LogCaptureFixture) -> None:
     with (
-        serving(two_queues) as server,
-        reading("ipc:///virtual/nowhere", server, queue=0) as left,
+        serving(ten, queues=2, replicas=2) as server,
+        reading(server, queue=0) as first,
+        reading(server, queue=1, replica=1),
     ):
-        rest = Aside(lambda: [batch.step for batch in left])
-        wait_until(lambda: left.stats()["reconnects"] >= 2)
-        with reading(server, queue=1) as right:
-            assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
-        assert rest.result() == [*range(0, 2 * NUM, 2)]
+        step = Aside(lambda: next(first).step)
+        pass_time(60.0)
+        told = "the feed waits for a consumer on queue 0, replica 1; queue 1, replica 0"
+        assert told in caplog.text
+        with reading(server, queue=0, replica=1), reading(server, queue=1):
+            assert step.result() == 0

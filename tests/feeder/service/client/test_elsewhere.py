@@ -11,10 +11,8 @@ import zmq
 
 import feeder
 from feeder.service.client.failover import Failover
-from feeder.service.client.monitor import Monitor
 from feeder.service.net import connection as connection_module
 from feeder.service.net.addresses import Address
-from feeder.service.net.connection import Connection, Ready
 from small import WAIT_S, Aside, Pure, make
 
 pytestmark = pytest.mark.served
@@ -24,19 +22,6 @@ NUM = 20
 
 
 # ---- a server that deals to others (all directions: `test_other_numbers`)
-
-
-def test_a_server_that_deals_to_others_is_an_error_in_mid_iteration(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/feed"
-    with feeder.serve(lambda: make(Pure(24)), address):
-        trainer = feeder.connect(address, credit=1)
-        assert next(trainer).step == 0
-    with (
-        feeder.serve(lambda: make(Pure(24)), address, queues=2),
-        trainer,
-        pytest.raises(feeder.ResumeError, match="queues: 1 then, 2 now"),
-    ):
-        list(trainer)
 
 
 def test_how_long_a_server_is_waited_with() -> None:
@@ -88,37 +73,6 @@ def test_a_consumer_that_is_connected_to_itself_waits_for_a_server(to_itself: li
     with feeder.serve(lambda: make(Pure(5, rows=4)), address), waiting.result() as consumer:
         assert [batch.step for batch in consumer] == list(range(5))
     assert len(to_itself) >= 3
-
-
-def test_who_finds_nobody_but_itself_is_told_that_nobody_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def connect(dealer: zmq.Socket[bytes], address: Address) -> None:
-        place = str(address).removeprefix("tcp://")
-        dealer.connect(f"tcp://{place};{place}")
-
-    monkeypatch.setattr(connection_module, "connect", connect)
-    with pytest.raises(feeder.ConnectTimeout, match="no answer from tcp://127"):
-        feeder.connect(f"tcp://127.0.0.1:{free_port()}", timeout=1.0)
-
-
-def test_so_is_a_monitor_whose_own_question_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be there before the event of the connecting is read, and is no server's answer."""
-
-    def connect(dealer: zmq.Socket[bytes], address: Address) -> None:
-        place = str(address).removeprefix("tcp://")
-        dealer.connect(f"tcp://{place};{place}")
-
-    def poll(connection: Connection, timeout_s: float) -> Ready:
-        return Ready(bool(connection._dealer.poll(1000 * timeout_s)), False)
-
-    monkeypatch.setattr(connection_module, "connect", connect)
-    monkeypatch.setattr(Connection, "poll", poll)
-    with (
-        Monitor(f"tcp://127.0.0.1:{free_port()}") as monitor,
-        pytest.raises(feeder.TransportError, match="nobody listens at tcp://127"),
-    ):
-        monitor.fetch(WAIT_S)
 
 
 # ---- without a position

@@ -89,51 +89,6 @@ def test_what_was_loaded_comes_and_is_told(
             assert steps.result() == [*range(AT, AT + 8)]
 
 
-def test_another_may_be_loaded_after_it(
-    _held_up: Callable[[], None], state: dict[str, bytes]
-) -> None:
-    with serving(factory) as server, reading(server) as consumer:
-        start = consumer.state_dict()
-        with pytest.raises(Interrupt):
-            consumer.load_state_dict(state)
-        _held_up()
-        consumer.load_state_dict(start)
-        assert consumer.state_dict() == start
-        assert [batch.step for batch in consumer] == [*range(NUM)]
-
-
-def test_it_stays_the_position_when_the_consumer_is_closed(
-    _held_up: Callable[[], None], state: dict[str, bytes]
-) -> None:
-    """As by a `with` that an interrupt leaves."""
-    with serving(factory) as server:
-        with reading(server) as consumer:
-            with pytest.raises(Interrupt):
-                consumer.load_state_dict(state)
-            _held_up()
-        assert consumer.state_dict() == state
-
-
-def test_a_snapshot_is_of_what_is_being_loaded(state: dict[str, bytes]) -> None:
-    with serving(factory) as server, reading(server) as consumer:
-        # As by an interrupt before the I/O thread was asked.
-        consumer._ready = Loading(1, state["feeder"])
-        while True:
-            with suppress(feeder.RemoteError):  # It is about to be loaded.
-                assert consumer.snapshot().states[0].summary[2] == AT
-                break
-        assert next(consumer).step == AT
-
-
-def test_nor_is_it_lost_where_no_server_answers(state: dict[str, bytes]) -> None:
-    with serving(factory) as server:
-        consumer = feeder.connect(server.addresses[0], timeout=0.2)
-    with consumer:
-        with pytest.raises(feeder.ConnectTimeout):
-            consumer.load_state_dict(state)
-        assert consumer.state_dict() == state
-
-
 def test_a_state_that_is_refused_does_not_count(state: dict[str, bytes]) -> None:
     with serving(lambda: factory(batch_size=5)) as server, reading(server) as consumer:
         start = consumer.state_dict()
@@ -192,17 +147,6 @@ def test_interrupts_at_any_moment_hang_nothing(interrupted: Any, state: dict[str
             assert [batch.step for batch in consumer] == [*range(step, NUM)]
 
 
-def test_nor_do_they_break_snapshots(interrupted: Any) -> None:
-    chance = random.Random(9)
-    with serving(factory) as server, reading(server) as consumer:
-        next(consumer)
-        state = consumer.snapshot()
-        for _ in range(2000):
-            interrupted(chance.uniform(1e-5, 1e-3), consumer.snapshot)
-        assert bytes(consumer.snapshot()) == bytes(state)
-        assert [batch.step for batch in consumer] == [*range(1, NUM)]
-
-
 def test_another_thread_that_waits_for_a_batch_is_told_that_a_state_was_loaded(
     state: dict[str, bytes],
 ) -> None:
@@ -239,3 +183,14 @@ def test_a_close_that_is_interrupted_leaves_nothing_when_the_consumer_is_forgott
                 assert next(again).step == 0
                 break
             assert time.monotonic() < ends
+
+
+def test_a_snapshot_is_of_what_is_being_loaded(state: dict[str, bytes]) -> None:
+    with serving(factory) as server, reading(server) as consumer:
+        # As by an interrupt before the I/O thread was asked.
+        consumer._ready = Loading(1, state["feeder"])
+        while True:
+            with suppress(feeder.RemoteError):  # It is about to be loaded.
+                assert consumer.snapshot().states[0].summary[2] == AT
+                break
+        assert next(consumer).step == AT

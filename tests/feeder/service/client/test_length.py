@@ -23,10 +23,14 @@ def of_source(**settings: Any) -> feeder.Coordinator:
     return make(source, input_blob_names=["id"], epochs=3, **settings)
 
 
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
 @pytest.mark.parametrize(("last_batch", "last_round"), POLICIES)
-def test_a_feed_of_a_source_has_a_length(last_batch: str, last_round: str) -> None:
+def test_a_feed_of_a_source_has_a_length(last_batch: str, last_round: str, rounds: str) -> None:
+    settings = {"last_batch": last_batch, "last_round": last_round}
+    settings["rounds"] = "stream" if last_batch == "carry" else rounds
+
     def factory() -> feeder.Coordinator:
-        return of_source(last_batch=last_batch, last_round=last_round)
+        return of_source(**settings)
 
     with (
         serving(factory, queues=2) as server,
@@ -34,22 +38,6 @@ def test_a_feed_of_a_source_has_a_length(last_batch: str, last_round: str) -> No
         reading(server, queue=1, credit=64) as right,
     ):
         assert [len(left), len(right)] == [len([*left]), len([*right])]
-
-
-@pytest.mark.parametrize("rounds", ["stream", "epoch"])
-@pytest.mark.parametrize(("last_batch", "last_round"), POLICIES)
-def test_so_has_one_in_process_on_each_device(
-    last_batch: str, last_round: str, rounds: str
-) -> None:
-    settings = {"last_batch": last_batch, "last_round": last_round}
-    settings["rounds"] = "stream" if last_batch == "carry" else rounds
-    with of_source(devices=("cpu:0", "cpu:1"), max_buffered_batches=200, **settings) as coordinator:
-        feed = coordinator["train"]
-        lengths = [len(feed.on(0)), len(feed.on(1))]
-        assert lengths == [len([*feed.on(0)]), len([*feed.on(1)])]
-        with pytest.raises(feeder.ConfigError, match="has 2 devices"):
-            len(feed)
-        assert feed
 
 
 def test_a_length_is_that_of_the_whole_stream_also_after_a_resume() -> None:
@@ -102,5 +90,3 @@ def test_rows_that_are_no_number_of_rows_do_no_harm() -> None:
         with pytest.raises(TypeError, match="not known"):
             len(feed)
         assert feed and len([*feed]) == 3
-    with serving(factory) as server, reading(server) as consumer:
-        assert len([*consumer]) == 3

@@ -65,25 +65,6 @@ def test_a_consumer_comes_back_to_a_server_that_something_else_stood_in_for() ->
             assert first + [batch.step for batch in consumer] == [*range(50)]
 
 
-def test_what_is_no_server_is_asked_now_and_then() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as chosen:
-        port = chosen.getsockname()[1]
-    with http(port) as asked, pytest.raises(feeder.ConnectTimeout):
-        feeder.connect(f"tcp://127.0.0.1:{port}", timeout=1.0)
-    assert 2 <= asked.qsize() <= 12
-
-
-def test_nor_has_it_longer_to_come_back_for_that() -> None:
-    with serving(fifty, "tcp") as server, reading(server, credit=1, reconnect=0.5) as consumer:
-        next(consumer)
-        server.close()
-        with (
-            http(int(server.addresses[0].rpartition(":")[2])),
-            pytest.raises(feeder.ConnectTimeout, match=r"within 0\.5 s"),
-        ):
-            list(consumer)
-
-
 @contextlib.contextmanager
 def forwarder() -> Iterator[str]:
     """What lets everybody in and has nobody behind it."""

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
@@ -23,10 +22,9 @@ from feeder.observe.figures import FeedFigures
 from feeder.service.client.monitor import Monitor
 from feeder.service.net.keys import make_keys
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.batches import checksum
 from feeder.service.server import serve as server_module
 from peers import OPEN, peer_of
-from small import WAIT_S, Aside, Pure, make
+from small import WAIT_S, Pure, make
 
 pytestmark = pytest.mark.served
 
@@ -85,93 +83,6 @@ def test_a_monitor_sees_a_feed_from_its_start_to_its_end() -> None:
             assert feed.queues[0].batches == 5
 
 
-def test_a_monitor_takes_no_queue() -> None:
-    with (
-        serving(factory) as server,
-        Monitor(server.addresses[0]) as first,
-        Monitor(server.addresses[0]) as second,
-    ):
-        for monitor in (first, second, first):
-            monitor.fetch()
-        with reading(server) as consumer:
-            assert len(list(consumer)) == 5
-            assert consumer.stats()["reconnects"] == 0
-        seen(first, lambda feed: feed.service.opened == 1)
-
-
-def test_the_trainers_waits_reach_the_server() -> None:
-    gate = threading.Event()
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 2:
-            gate.wait(WAIT_S)
-        if call.index == 5:
-            raise StopIteration
-        return [np.ones(4)]
-
-    with (
-        serving(lambda: make(fetch, num_worker_threads=1, coordinator=feeder.Coordinator())) as at,
-        Monitor(at.addresses[0]) as monitor,
-        reading(at) as consumer,
-    ):
-        reads = Aside(lambda: len(list(consumer)))
-        # The server had nothing either.
-        seen(monitor, lambda feed: feed.queues[0].starved_s >= 0.2)
-        seen(monitor, lambda feed: consumer.stats()["starved_s"] >= 0.3)
-        gate.set()
-        assert reads.result() == 5
-        own = consumer.stats()["starved_s"]
-        waits = pytest.approx(own, abs=0.15)
-        seen(monitor, lambda feed: feed.state == "ended" and feed.queues[0].wait_s == waits)
-
-
-def test_asking_for_the_position_reaches_the_server() -> None:
-    with (
-        serving(factory) as server,
-        Monitor(server.addresses[0]) as monitor,
-        reading(server) as consumer,
-    ):
-        next(consumer)
-        feed = seen(monitor, lambda feed: feed.queues[0].batches == 1)
-        assert feed.position_age_s == feed.age_s
-        consumer.state_dict()
-        seen(monitor, lambda feed: feed.position_age_s < feed.age_s - 0.02)
-        assert consumer.stats()["position_age_s"] < consumer.stats()["age_s"]
-
-
-def test_a_batch_that_came_corrupt_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: it is asked for again, and comes whole."""
-    checks = iter([12345])
-
-    def wrong_once(memory: memoryview, mode: Any) -> int:
-        return next(checks, None) or checksum(memory, mode)
-
-    monkeypatch.setattr("feeder.service.client.lease.checksum", wrong_once)
-    with (
-        serving(factory) as server,
-        Monitor(server.addresses[0]) as monitor,
-        reading(server) as consumer,
-    ):
-        assert [batch.step for batch in consumer] == [0, 1, 2, 3, 4]
-        feed = seen(monitor, lambda feed: feed.queues[0].corrupt == 1)
-        stats = consumer.stats()
-    assert (stats["checksum_failures"], stats["reconnects"]) == (1, 1)
-    assert stats["checked_s"] > 0
-    assert feed.service is not None and feed.service.reopened == 1
-
-
-def test_fenced_and_reopened_sessions_are_counted() -> None:
-    with serving(factory) as server:
-        with Monitor(server.addresses[0]) as monitor, reading(server) as consumer:
-            next(consumer)
-            with reading(server, takeover=True, rejoin=True) as other:
-                next(other)
-                feed = seen(monitor, lambda feed: feed.queues[0].consumer is not None)
-                assert feed.service is not None
-                service = feed.service
-        assert (service.opened, service.reopened, service.fenced, service.rewinds) == (2, 1, 1, 1)
-
-
 def test_counts_go_on_when_the_feed_is_begun_again() -> None:
     with serving(factory) as server, Monitor(server.addresses[0]) as monitor:
         for taken in (5, 10):
@@ -180,22 +91,6 @@ def test_counts_go_on_when_the_feed_is_begun_again() -> None:
                 seen(monitor, lambda feed, taken=taken: feed.queues[0].batches == taken)
         feed = seen(monitor, lambda feed: sum(worker.calls for worker in feed.workers) >= 10)
         assert feed.batches == 10
-
-
-def test_a_feed_that_fails_says_why() -> None:
-    def fetch(call: feeder.Call) -> Any:
-        raise OSError("no disk")
-
-    with (
-        serving(lambda: make(fetch, coordinator=feeder.Coordinator())) as at,
-        Monitor(at.addresses[0]) as monitor,
-        reading(at) as consumer,
-    ):
-        with pytest.raises(feeder.FetchError):
-            next(consumer)
-        feed = only(monitor.fetch())
-    assert feed.state == "failed"
-    assert "fetch function raised OSError: no disk" in feed.failure
 
 
 # ---- who comes in
@@ -219,28 +114,7 @@ def test_nobody_is_there(tmp_path: Path) -> None:
         monitor.fetch(0.1)
 
 
-def test_a_monitor_finds_a_server_again(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/feed.sock"
-    with Monitor(address) as monitor:
-        with feeder.serve(factory, address):
-            first = monitor.fetch()
-        with pytest.raises(TransportError):
-            monitor.fetch(0.2)
-        with feeder.serve(factory, address):
-            assert monitor.fetch().at_s > first.at_s
-
-
 # ---- those who say something else
-
-
-def test_a_raw_monitor_may_ask_again_and_again() -> None:
-    with serving(factory) as server, peer_of(server.addresses[0]) as peer:
-        look = LOOK
-        for _ in range(3):
-            peer.say(look)
-            seen = peer.hear(say.Seen)
-            assert seen.data.startswith(b'{"version"')
-            look = say.Look(version=say.PROTOCOL_VERSION, receipt=seen.receipt)
 
 
 @pytest.mark.parametrize("message", [
@@ -284,12 +158,6 @@ def test_a_server_that_speaks_nonsense_is_no_server(monkeypatch: pytest.MonkeyPa
 
 
 # ---- asked from within
-
-
-def test_a_server_tells_its_own_process() -> None:
-    with serving(factory) as server, reading(server) as consumer:
-        assert len(list(consumer)) == 5
-        assert only(server.figures()).batches == 5
 
 
 def test_a_closed_server_says_so() -> None:

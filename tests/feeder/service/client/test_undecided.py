@@ -4,10 +4,9 @@ batch."""
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -21,10 +20,8 @@ from feeder.service.protocol.membership import (
     Membership,
     Start,
     Ticked,
-    Used,
 )
 from feeder.service.server.group import ConsumerGroup
-from feeder.workers.stream.shares import Place
 from served import Aside, outside, reading, serving, wait_until
 from small import Pure, make
 
@@ -32,12 +29,6 @@ pytestmark = pytest.mark.usefixtures("world")
 
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""
-
-
-class At(NamedTuple):
-    """A position in the stream."""
-
-    step: int
 
 
 def two_queues(fetch: Any = None) -> feeder.Coordinator:
@@ -88,50 +79,6 @@ def test_one_that_starts_anew_while_others_go_on_is_refused_and_they_go_on() -> 
         assert rest.result() == [*range(40, 2 * NUM, 2)]
 
 
-def test_nor_does_one_that_has_begun_let_others_in_at_another_round(
-    asked: SimpleQueue[None],
-) -> None:
-    with outside(), make(Pure(2 * NUM, rows=4)) as whole:
-        assert len(list(islice(whole["train"], 40))) == 40
-        state = whole.state_dict()
-    with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
-        first = Aside(lambda: next(left).step)
-        hear(asked)
-        with pytest.raises(feeder.ResumeError, match=r"queue 1's checkpoint is of step 40 .* 0\);"):
-            feeder.connect(server.addresses[0], queue=1, resume=state)
-        with reading(server, queue=1) as right:
-            assert (first.result(), next(right).step) == (0, 1)
-
-
-def test_nor_may_it_use_what_it_was_sent_before() -> None:
-    """It is told at once: it can load no state any more."""
-    feed = Membership(2, 30.0)
-    for queue in range(2):
-        feed.handle(Asks(queue, "somebody", undecided=True), 0.0)
-    for queue in range(2):
-        feed.handle(Attaches(queue), 0.0)
-    feed.note_sent(1, 30, Place(0, 60, 60))
-    feed.handle(Asks(0, "one that has loaded", start=Start(40), takes_over=True), 0.0)
-    feed.handle(Attaches(0), 0.0)
-    assert feed.missing() == [1]
-    sent_away, *_ = feed.handle(Used(1, 1, 29, Place(0, 2, 2), begun=True), 0.0)
-    assert "queue 1 is at step 0 (round 0), and queue 0's checkpoint" in str(sent_away.error)
-    assert feed.missing() == [1]
-
-
-def test_a_refused_one_may_load_its_state_after_all() -> None:
-    with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
-        with reading(server, queue=1) as right:
-            assert [next(one).step for _ in range(20) for one in (left, right)] == [*range(40)]
-            state = right.state_dict()
-        left.snapshot()
-        with reading(server, queue=1) as again:
-            with pytest.raises(feeder.ResumeError):
-                next(again)
-            again.load_state_dict(state)
-            assert [next(one).step for one in (left, again)] == [40, 41]
-
-
 def test_who_begins_another_pass_waits_for_who_still_holds_its_queue(
     asked: SimpleQueue[None],
 ) -> None:
@@ -153,40 +100,6 @@ def test_who_begins_another_pass_waits_for_who_still_holds_its_queue(
             assert steps.result() == [*range(0, 2 * NUM, 2)]
 
 
-def test_a_job_that_is_started_anew_may_take_its_queues_one_after_the_other(
-    asked: SimpleQueue[None],
-) -> None:
-    with serving(two_queues) as server, ExitStack() as stack:
-        old = [stack.enter_context(reading(server, queue=queue)) for queue in range(2)]
-        assert [next(one).step for _ in range(20) for one in old] == [*range(40)]
-        for one in old:
-            one.snapshot()
-        while not asked.empty():
-            asked.get()
-        left = stack.enter_context(reading(server, queue=0, takeover=True))
-        steps = Aside(lambda: [next(left).step for _ in range(5)])
-        for _ in range(2):
-            hear(asked)
-        right = stack.enter_context(reading(server, queue=1, takeover=True))
-        assert [next(right).step for _ in range(5)] == [1, 3, 5, 7, 9]
-        assert steps.result() == [0, 2, 4, 6, 8]
-
-
-def test_after_a_failover_before_the_first_batch_a_state_may_still_be_loaded() -> None:
-    with outside(), make(Pure(2 * NUM, rows=4)) as whole:
-        assert len(list(islice(whole["train"], 10))) == 10
-        state = whole.state_dict()
-    with ExitStack() as stack:
-        with serving(two_queues) as server:
-            left = stack.enter_context(reading(server, queue=0))
-        again = stack.enter_context(serving(two_queues, server.address))
-        wait_until(lambda: left.stats()["reconnects"] == 1)
-        right = stack.enter_context(reading(again, queue=1))
-        for one in (right, left):
-            one.load_state_dict(state)
-        assert [next(one).step for _ in range(3) for one in (left, right)] == [*range(10, 16)]
-
-
 def test_nobody_waits_for_an_undecided_one_that_died_where_the_queue_had_ended() -> None:
     feed = Membership(2, 30.0)
     feed.handle(Asks(0, "one that goes on", start=Start(6), rejoins=True, ended=(1,)), 0.0)
@@ -194,37 +107,6 @@ def test_nobody_waits_for_an_undecided_one_that_died_where_the_queue_had_ended()
     assert feed.missing() == [1]
     feed.handle(Died(1), 0.0)
     assert feed.missing() == []
-
-
-def test_who_came_and_took_no_part_leaves_the_others_as_they_were() -> None:
-    """Else all would wait for one that has had everything."""
-    feed = Membership(3, 30.0)
-
-    def take(queue: int, *, undecided: bool) -> None:
-        asked = Asks(queue, "somebody", undecided=undecided, takes_over=True)
-        feed.handle(asked, 0.0)
-
-    for queue in range(3):
-        take(queue, undecided=False)
-    for queue in range(3):
-        feed.handle(Attaches(queue), 0.0)
-    for queue in range(2):
-        feed.note_ending(queue, "end")
-        feed.handle(Left(queue), 0.0)
-    assert feed.missing() == []
-    for goes in (Died(1), Left(1)):
-        for _ in range(2):  # One takes it over from the other.
-            take(1, undecided=True)
-            assert (feed.missing(), feed.news()) == ([0], ((0,), ()))
-        feed.handle(goes, 0.0)
-        assert (feed.missing(), feed.news()) == ([], ((), (0, 1)))
-    for queue in (1, 0):
-        take(queue, undecided=True)
-    assert feed.missing() == []
-    for queue in range(2):
-        feed.handle(Attaches(queue), 0.0)
-    feed.handle(Died(1), 0.0)
-    assert feed.missing() == [1]
 
 
 def test_an_end_is_not_the_last_word_while_somebody_who_came_since_may_come_again() -> None:
@@ -249,3 +131,32 @@ def test_an_end_is_not_the_last_word_while_somebody_who_came_since_may_come_agai
     feed.handle(Died(0), 70.0)
     assert feed.look_at == 100.0
     assert [feed.are_all_done(now) for now in (99.0, 100.0)] == [False, True]
+
+
+def test_states_of_different_rounds_are_refused_when_they_are_loaded_too() -> None:
+    with outside(), make(Pure(2 * NUM, rows=4)) as whole:
+        states = []
+        for _ in range(2):
+            assert len(list(islice(whole["train"], 6))) == 6
+            states.append(whole.state_dict())
+    with (
+        serving(two_queues) as server,
+        reading(server, queue=0) as left,
+        reading(server, queue=1) as right,
+    ):
+        left.load_state_dict(states[1])
+        with pytest.raises(feeder.ResumeError, match=r"checkpoint is of step 6 .*, and queue 0"):
+            right.load_state_dict(states[0])
+
+
+def test_a_refused_one_may_load_its_state_after_all() -> None:
+    with serving(two_queues, lease=0.5) as server, reading(server, queue=0) as left:
+        with reading(server, queue=1) as right:
+            assert [next(one).step for _ in range(20) for one in (left, right)] == [*range(40)]
+            state = right.state_dict()
+        left.snapshot()
+        with reading(server, queue=1) as again:
+            with pytest.raises(feeder.ResumeError):
+                next(again)
+            again.load_state_dict(state)
+            assert [next(one).step for one in (left, again)] == [40, 41]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import resource
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from feeder.service.memory import memfd
 from feeder.service.memory.arena import SLOTS_PER_ARENA, Arena, ArenaSlot, ArenaSlots
 from feeder.service.memory.memfd import Pages
 from feeder.workers.stats import Stopwatch
-from feeder.workers.stream.chunks import Column, Columns, columns_like
+from feeder.workers.stream.chunks import Column, Columns
 from small import WAIT_S, Aside
 
 COLUMNS = (
@@ -102,46 +101,6 @@ def test_who_has_the_descriptor_can_read_and_nothing_else(num_reserved: int | No
     assert bytes(memory[:5]) == b"fed 2"
 
 
-def test_the_memory_is_there_before_it_is_written() -> None:
-    arena = Arena(2**20, 3)
-    for index in range(3):
-        arena.back(index)
-        backed = os.fstat(arena.descriptor).st_blocks * 512
-        assert (index + 1) * 2**20 <= backed < (index + 2) * 2**20
-
-
-def test_the_first_slots_are_written_however_little_a_call_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pwritev, takes = os.pwritev, [1, 4095, 2**20, 2**21]
-    monkeypatch.setattr(memfd, "_ZEROS", memoryview(bytes(1024)))
-
-    def write_some(descriptor: int, buffers: list[memoryview], at: int) -> int:
-        assert len(buffers) <= os.sysconf("SC_IOV_MAX")
-        wanted = sum(map(len, buffers))
-        return pwritev(descriptor, [bytes(min(takes.pop(0) if takes else wanted, wanted))], at)
-
-    monkeypatch.setattr(os, "pwritev", write_some)
-    arena = Arena(5 * 2**20 + 64, 2)
-    assert not takes
-    assert 5 * 2**20 + 64 <= os.fstat(arena.descriptor).st_blocks * 512 < 6 * 2**20
-    assert os.fstat(arena.descriptor).st_size == arena.num_bytes
-    assert not np.frombuffer(arena.memory, np.uint8).any()
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_copy_into_a_slot_finds_its_pages_mapped(index: int) -> None:
-    size, rows = 8 * 2**20 + 64, b"x" * (8 * 2**20 + 64)
-    arena = Arena(size, 3)
-    arena.memory[:size] = rows  # What lies before is not written again.
-    assert arena.back(index)
-    assert arena.memory[:size] == rows
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    arena.memory[index * size : (index + 1) * size] = rows
-    num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    assert num_faults < size // mmap.PAGESIZE // 8
-
-
 def test_who_is_told_meanwhile_that_it_is_over_asks_for_no_more_memory() -> None:
     size, told = 8 * 2**20, [False, False, True]
     arena = Arena(size, 3)
@@ -193,15 +152,6 @@ def test_a_batch_is_where_its_slot_says() -> None:
         assert reader[start : start + len(slot.memory)] == bytes(slot.memory)
     assert bytes(slot.memory[:32]) == np.arange(1, 5).tobytes()
     assert slot.flats[1] is None and bytes(slot.flats[0] or b"") == whole[0].tobytes()
-
-
-def test_the_slot_that_came_back_last_is_taken_first() -> None:
-    slots = make(3)
-    numbers = [lend(slots).number for _ in range(3)]
-    slots.release(0, [numbers[0], numbers[2]])
-    slots.release(0, [numbers[1]])
-    assert [lend(slots).number for _ in range(3)] == [numbers[1], numbers[2], numbers[0]]
-    assert (slots.num_made, slots.num_leased) == (3, 3)
 
 
 @pytest.mark.parametrize("wrong", ["unknown", "free", "twice", "foreign", "not sent", "negative"])
@@ -281,17 +231,6 @@ def test_who_finds_no_free_slot_is_told_so_and_may_wait() -> None:
     assert waiting.result() is batch
 
 
-def test_a_slot_that_came_back_before_the_wait_is_not_waited_for() -> None:
-    """Nobody is woken for it: when it came back nobody waited."""
-    slots = make(1)
-    batch = lend(slots)
-    assert slots.take_slot(0, COLUMNS, 4) is None
-    slots.release(0, [batch.number])
-    slots.wake(hungry=True)
-    Aside(lambda: slots.wait_for_slot(0)).result()
-    assert take(slots) is batch
-
-
 def test_close_ends_a_wait_and_reopen_frees_what_was_not_sent() -> None:
     slots = make(2)
     sent, unsent = lend(slots), take(slots)
@@ -304,43 +243,6 @@ def test_close_ends_a_wait_and_reopen_frees_what_was_not_sent() -> None:
     slots.reopen()
     assert slots.take_slot(0, COLUMNS, 4) is unsent
     slots.release(0, [sent.number])
-
-
-def test_a_close_while_memory_is_asked_for_ends_it_before_the_copy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A consumer that comes waits until nobody writes any more: not for a copy too."""
-    slots = make()
-    slots.take_slot(0, COLUMNS, 4)
-    back, copied = Arena.back, []
-
-    def closed_meanwhile(arena: Arena, index: int, is_over: Callable[[], bool]) -> bool:
-        slots.close()
-        return back(arena, index, is_over)
-
-    monkeypatch.setattr(Arena, "back", closed_meanwhile)
-    monkeypatch.setattr(ArenaSlot, "arrange", lambda *_: copied.append(True))
-    with pytest.raises(ClosedError):
-        slots.take_slot(0, COLUMNS, 4)
-    assert not copied
-    monkeypatch.undo()
-    slots.reopen()
-    assert slots.num_leased == 0
-    slots.free(0, take(slots))
-    assert slots.num_leased == 0
-    assert take(slots) is not take(slots)
-
-
-def test_after_a_run_that_has_not_used_all_slots_those_are_taken_first_that_it_has() -> None:
-    slots, size = make(4), 8 * 2**20
-    large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
-    first, second = (slots.take_slot(0, large, 1) for _ in range(2))
-    arena = first.arena
-    slots.close()
-    slots.reopen()
-    backed = os.fstat(arena.descriptor).st_blocks
-    assert [slots.take_slot(0, large, 1) for _ in range(2)] == [first, second]
-    assert os.fstat(arena.descriptor).st_blocks == backed
 
 
 def test_a_retired_arena_is_never_written_again() -> None:
@@ -390,29 +292,6 @@ def test_the_memory_of_a_retired_arena_goes_with_its_last_array() -> None:
         os.fstat(descriptor)
 
 
-def test_a_consumer_that_leaves_while_memory_is_asked_for_is_no_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The feed has other queues. The slot is one of the old arena, whose batches are not sent."""
-    slots, size, fallocate = make(2), 8 * 2**20, os.posix_fallocate
-    large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
-    old, num_pieces = slots.take_slot(0, large, 1), 0
-
-    def retire_meanwhile(*arguments: int) -> None:
-        nonlocal num_pieces
-        num_pieces += 1
-        slots.retire(0)
-        fallocate(*arguments)
-
-    monkeypatch.setattr(os, "posix_fallocate", retire_meanwhile)
-    slot = slots.take_slot(0, large, 1)
-    assert num_pieces == 4
-    assert slot.arena is old.arena
-    monkeypatch.undo()
-    slots.free(0, slot)
-    assert take(slots, 0, large, 1).arena is not old.arena
-
-
 def test_a_larger_batch_opens_an_arena_twice_as_large() -> None:
     slots = make(2)
     made = {lend(slots, rows=rows).arena: rows for rows in (4, 4, 9, 100)}
@@ -430,17 +309,21 @@ def test_a_batch_beyond_the_cap_is_an_error_that_names_it() -> None:
         slots.take_slot(0, COLUMNS, 100)
 
 
-def test_each_queue_is_asked_how_many_slots_it_needs() -> None:
-    slots = ArenaSlots(2, lambda device, slot_bytes: 7 if device == 0 else 2)
-    assert take(slots).arena.num_slots == 7
-    assert take(slots, 1, COLUMNS, 4).arena.num_slots == 2
+def test_the_memory_is_there_before_it_is_written() -> None:
+    arena = Arena(2**20, 3)
+    for index in range(3):
+        arena.back(index)
+        backed = os.fstat(arena.descriptor).st_blocks * 512
+        assert (index + 1) * 2**20 <= backed < (index + 2) * 2**20
 
 
-def test_a_slot_is_laid_out_for_arrays_of_any_shape() -> None:
-    slots = make(2)
-    for rows, side in ((4, 3), (2, 9)):
-        arrays = (np.arange(rows), np.full((side, rows, 2), rows, np.uint8))
-        slot = take(slots, 1, columns_like(COLUMNS, arrays), rows)
-        assert [array.shape for array in slot.arrays] == [(rows,), (side, rows, 2)]
-        assert slot.columns[1].shape == (side, 2) and slot.rows == rows
-        assert (slot.columns is COLUMNS) == (side == 3)
+def test_after_a_run_that_has_not_used_all_slots_those_are_taken_first_that_it_has() -> None:
+    slots, size = make(4), 8 * 2**20
+    large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)
+    first, second = (slots.take_slot(0, large, 1) for _ in range(2))
+    arena = first.arena
+    slots.close()
+    slots.reopen()
+    backed = os.fstat(arena.descriptor).st_blocks
+    assert [slots.take_slot(0, large, 1) for _ in range(2)] == [first, second]
+    assert os.fstat(arena.descriptor).st_blocks == backed

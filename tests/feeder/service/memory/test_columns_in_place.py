@@ -88,18 +88,6 @@ def test_what_is_kept_has_the_bytes_of_a_copy(
     assert arrays[2].flags.writeable, "the user's own array was made read-only"
 
 
-def test_a_slot_keeps_nothing_for_the_next_batch() -> None:
-    slots = ArenaSlots(1, lambda device, slot_bytes: 1)
-    slots.prepare(0, Wanted(keeps=True))
-    for wanted in (Wanted(keeps=True), Wanted()):
-        slot = slots.take_slot(0, COLUMNS, ROWS)
-        keep_or_copy(slot, 1, chunk(0)[1])
-        arrays = slot.lease(ROWS)
-        assert (len(slot.memories(arrays)) > 1) is wanted.keeps
-        slots.free(0, slot)
-        slots.prepare(0, Wanted())
-
-
 class Fetch:
     """Chunks of a whole batch, of which it is known whether they are still somewhere."""
 
@@ -152,6 +140,20 @@ def test_in_frames_large_columns_are_copied_nowhere(
     assert (ROWS, *LABEL) in copied
 
 
+@pytest.mark.parametrize(
+    ("wishes", "both"),
+    [
+        ([Wanted(sums=True, keeps=True), NOTHING], Wanted(sums=True)),
+        ([Wanted(keeps=True), Wanted(sums=True, keeps=True)], Wanted(sums=True, keeps=True)),
+        ([Wanted(keeps=True), NOTHING, Wanted(keeps=True)], NOTHING),
+    ],
+)
+def test_what_serves_all_replicas(wishes: list[Wanted], both: Wanted) -> None:
+    """Sums where one wants them, and columns in the slot where one reads it."""
+    assert wanted_by_all(wishes) == both
+    assert (wanted_by_all(wishes) is NOTHING) == (both == NOTHING)
+
+
 @pytest.mark.served
 @pytest.mark.usefixtures("copied")
 def test_a_chunk_goes_when_its_batch_has_been_used() -> None:
@@ -171,34 +173,3 @@ def test_a_chunk_goes_when_its_batch_has_been_used() -> None:
     garbage.gc.stop()  # It waits until those are gone.
     gc.collect()
     assert not fetch.alive
-
-
-@pytest.mark.served
-@pytest.mark.usefixtures("copied")
-def test_a_queue_goes_on_over_another_plane() -> None:
-    """And its batches outlive their consumers and their server."""
-    state, got = None, []
-    with serving(lambda: make(Fetch(12), ["label", "image"], ROWS)) as server:
-        for plane in ("frames", "shared", "frames"):
-            with reading(server, plane=plane, resume=state) as consumer:
-                for _ in range(4):
-                    got.append(next(consumer))
-                state = consumer.state_dict()
-    del consumer, server
-    gc.collect()
-    assert [batch.step for batch in got] == list(range(12))
-    assert all(np.array_equal(got[i]["image"], chunk(i)[1]) for i in range(12))
-
-
-@pytest.mark.parametrize(
-    ("wishes", "both"),
-    [
-        ([Wanted(sums=True, keeps=True), NOTHING], Wanted(sums=True)),
-        ([Wanted(keeps=True), Wanted(sums=True, keeps=True)], Wanted(sums=True, keeps=True)),
-        ([Wanted(keeps=True), NOTHING, Wanted(keeps=True)], NOTHING),
-    ],
-)
-def test_what_serves_all_replicas(wishes: list[Wanted], both: Wanted) -> None:
-    """Sums where one wants them, and columns in the slot where one reads it."""
-    assert wanted_by_all(wishes) == both
-    assert (wanted_by_all(wishes) is NOTHING) == (both == NOTHING)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from feeder.service.memory.fdpass import (
     Attachment,
     DescriptorConnection,
     DescriptorListener,
+    OwnLimitError,
     attach,
 )
 from small import WAIT_S
@@ -173,39 +175,6 @@ def test_who_says_nothing_is_bounded_in_number(path: Path) -> None:
     door.listener.close()
 
 
-def test_who_presents_its_nonce_comes_in_however_many_say_nothing(path: Path) -> None:
-    door = Door(path, max_half_open=2)
-    silent = [raw(path) for _ in range(3)]
-    nonces = [bytes([i]) * 16 for i in range(100)]
-    for nonce in nonces:
-        door.listener.expect(nonce)
-    attachments = [attach(str(path), nonce, WAIT_S) for nonce in nonces]
-    connections = door.accept()
-    assert [connection.nonce for connection in connections] == nonces
-    assert len(door.refused) == 1 and hung_up(silent[0])
-    for end in (*connections, *attachments, *silent):
-        end.close()
-    door.listener.close()
-
-
-def test_who_talks_on_is_read_a_little_at_a_time(door: Door, path: Path) -> None:
-    attachment = attach(str(path), NONCE, WAIT_S)
-    (connection,) = door.accept()
-    for _ in range(50):
-        os.write(attachment.fileno(), b"more")
-    attachment.close()
-    assert [connection.is_gone() for _ in range(4)] == [False, False, False, True]
-    connection.close()
-
-
-def test_who_hangs_up_before_its_nonce_is_forgotten(door: Door, path: Path) -> None:
-    raw(path).close()
-    door.accept()
-    assert door.listener.deadline == float("inf")
-    for end in door.connect(path):
-        end.close()
-
-
 OTHER = """
 import os, socket, sys
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -323,3 +292,24 @@ def test_a_consumer_that_does_not_read_is_an_error_and_no_wait(door: Door, path:
     with pytest.raises(OSError, match=r"Broken pipe|reset"):
         connection.send_descriptor(arena.descriptor, 1, 4096, 1)
     connection.close()
+
+
+def test_a_descriptor_that_there_was_no_room_for_is_a_limit_of_ones_own() -> None:
+    sock: Any = SimpleNamespace(recvmsg=lambda *args: (bytes(24), [], socket.MSG_CTRUNC, None))
+    with pytest.raises(OwnLimitError, match=r"no descriptor left for it; .*ulimit -n"):
+        Attachment(sock, "/there").receive()
+
+
+def test_who_presents_its_nonce_comes_in_however_many_say_nothing(path: Path) -> None:
+    door = Door(path, max_half_open=2)
+    silent = [raw(path) for _ in range(3)]
+    nonces = [bytes([i]) * 16 for i in range(100)]
+    for nonce in nonces:
+        door.listener.expect(nonce)
+    attachments = [attach(str(path), nonce, WAIT_S) for nonce in nonces]
+    connections = door.accept()
+    assert [connection.nonce for connection in connections] == nonces
+    assert len(door.refused) == 1 and hung_up(silent[0])
+    for end in (*connections, *attachments, *silent):
+        end.close()
+    door.listener.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -11,7 +10,6 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,8 +81,10 @@ def fork_and_go_on(consumer: feeder.Consumer, held: list[feeder.Batch]) -> None:
         assert os.read(has_gone_on, 1) == b""
         check(*held)
         assert parts[0].tolist() == [step] * (ROWS - 5)
-        with pytest.raises(feeder.ForkedError):
-            next(consumer)
+        for use in (lambda: next(consumer), consumer.state_dict, consumer.snapshot):
+            with pytest.raises(feeder.ForkedError):
+                use()
+        consumer.close()
 
     pid = child(look)
     try:
@@ -148,43 +148,6 @@ def test_a_child_that_dies_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL
         check(held)
         assert [next(consumer).step for _ in range(100)] == [*range(1, 101)]
-
-
-def test_nor_is_one_that_could_not_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where there is no more room for processes."""
-    with serving(factory) as server, reading(server) as consumer:
-        next(consumer)
-        forking._before_fork()
-        forking._after_fork_in_parent()
-        assert [next(consumer).step for _ in range(100)] == [*range(1, 101)]
-
-
-def test_what_is_handed_out_while_a_fork_begins_is_kept_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As by another thread, while the hooks of other libraries run."""
-    begin = forking._Fork.freeze_all
-
-    def go_on(fork: Any, lent: Any) -> None:
-        begin(fork, lent)
-        held.append(next(consumer))
-
-    monkeypatch.setattr(forking._Fork, "freeze_all", go_on)
-    with serving(factory) as server, reading(server) as consumer:
-        held = [next(consumer)]
-        fork_and_go_on(consumer, held)
-
-
-def test_where_no_descriptor_is_left_the_child_copies_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail() -> tuple[int, int]:
-        raise OSError(errno.EMFILE, "too many open files")
-
-    monkeypatch.setattr(forking, "os", SimpleNamespace(pipe=fail, close=os.close))
-    monkeypatch.setattr(forking, "_BLIND_S", 0.2)
-    with serving(factory) as server, reading(server) as consumer:
-        fork_and_go_on(consumer, [next(consumer)])
 
 
 class Slots:
@@ -257,19 +220,6 @@ def connections(port: int) -> Iterator[int]:
                 yield descriptor
 
 
-def test_where_no_descriptor_is_left_those_of_a_server_are_found_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(path: str) -> list[str]:
-        raise OSError(errno.EMFILE, "too many open files")
-
-    listed = set(forking._descriptors())
-    with monkeypatch.context() as patch:
-        patch.setattr(forking.os, "listdir", fail)
-        found = set(forking._descriptors())
-    assert {0, 1, 2} <= listed & found
-
-
 def test_children_that_several_threads_make_at_once() -> None:
     with serving(factory) as server, reading(server) as consumer:
         held = next(consumer)
@@ -282,23 +232,6 @@ def test_children_that_several_threads_make_at_once() -> None:
         assert [next(consumer).step for _ in range(300)] == [*range(1, 301)]
         assert [fork.result() for fork in forks] == [[0] * 5] * 3
         assert not forking._under_way
-
-
-class Broken:
-    """What a child cannot let go of."""
-
-    def abandon_in_child(self) -> None:
-        raise OSError("not now")
-
-
-def test_what_a_child_cannot_let_go_of_does_not_keep_it_from_copying() -> None:
-    broken = Broken()
-    with serving(factory) as server, reading(server) as consumer:
-        forking.register_owner(broken)
-        try:
-            fork_and_go_on(consumer, [next(consumer) for _ in range(3)])
-        finally:
-            forking.unregister_owner(broken)
 
 
 def test_a_fork_that_was_interrupted_as_it_waited_ends_no_other() -> None:

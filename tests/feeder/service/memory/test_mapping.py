@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -70,35 +69,13 @@ class Pair:
         return self.mapped.lend(index, root, places, rows, length)
 
 
-@pytest.mark.parametrize("length", [4, 3, 0])
-def test_a_batch_arrives_as_it_was_written(length: int) -> None:
-    pair = Pair()
-    _, (ids, image) = pair.send(7, length)
-    assert ids.tolist() == [7, 8, 9, 10][:length]
-    assert image.shape == (3, length, 2)
-    assert np.array_equal(image[2, :, 1], ids)
-
-
-def test_what_arrives_is_read_only() -> None:
-    _, arrays = Pair().send(1)
-    for array in arrays:
-        with pytest.raises(ValueError, match="read-only"):
-            array[...] = 0
-        with pytest.raises(ValueError, match="WRITEABLE"):
-            array.flags.writeable = True
-
-
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda array: array,
     "a slice": lambda array: array[1:],
-    "a slice of a slice": lambda array: array[1:][1:],
-    "one reshaped": lambda array: array.reshape(2, -1),
-    "one transposed": lambda array: array.T,
     "one of another dtype": lambda array: array.view(np.int8),
     "a memoryview": memoryview,
     "one of a memoryview": lambda array: np.asarray(memoryview(array)),
     "one from DLPack": np.from_dlpack,
-    "an iterator": lambda array: array.flat,
 }
 
 
@@ -116,28 +93,6 @@ def test_a_view_of_any_kind_keeps_its_slot(look: Callable[[Any], Any], column: i
     released = pair.take_released()
     assert released == [number]
     pair.slots.release(0, released)
-
-
-def test_a_slot_is_lent_again_after_it_came_back() -> None:
-    pair = Pair()
-    for first in range(1, 50):
-        _, arrays = pair.send(first)
-        assert arrays[0][0] == first
-        del arrays
-        pair.slots.release(0, pair.take_released())
-    assert pair.num_wakes == 49 and pair.slots.num_made == 3
-
-
-def test_a_batch_in_a_cycle_comes_back_from_inside_the_collector() -> None:
-    pair = Pair()
-    _, arrays = pair.send(1)
-    cycle: list[Any] = [arrays]
-    cycle.append(cycle)
-    del arrays, cycle
-    thread = threading.Thread(target=gc.collect)
-    thread.start()
-    thread.join(10.0)
-    assert len(pair.released) == 1
 
 
 def test_who_is_woken_finds_the_slot_released() -> None:
@@ -169,11 +124,12 @@ def test_an_interrupt_in_the_finaliser_loses_no_slot() -> None:
 
 def test_a_slot_comes_again_once_it_was_taken_back_and_not_before() -> None:
     pair = Pair()
-    number, arrays = pair.send(1)
-    del arrays
-    assert pair.mapped.num_leased == 0
-    with pytest.raises(ProtocolError, match="expected one that was released"):
-        pair.view(number)
+    number, *kept = pair.send(1)
+    for num_leased in (1, 0):
+        with pytest.raises(ProtocolError, match="expected one that was released"):
+            pair.view(number)
+        assert pair.mapped.num_leased == num_leased
+        kept.clear()
     pair.take_released()
     assert pair.view(number)[0][0] == 1
 
@@ -196,14 +152,6 @@ def test_a_batch_that_is_not_in_its_slot_is_refused(index: int, rows: int, lengt
     with pytest.raises(ProtocolError, match="the server gave"):
         pair.look(index, rows, length)
     assert pair.mapped.num_leased == len(pair.released) == 0
-
-
-def test_a_slot_that_is_looked_at_cannot_come_again() -> None:
-    pair = Pair()
-    number, arrays = pair.send(1)
-    with pytest.raises(ProtocolError, match="expected one that was released"):
-        pair.view(number)
-    assert pair.mapped.num_leased == 1 and arrays[0][0] == 1
 
 
 def test_what_cannot_be_mapped_is_an_error_and_its_descriptor_is_closed() -> None:
@@ -263,7 +211,10 @@ def test_frames_are_written_into_memory_that_is_used_again() -> None:
     assert slots.num_leased == 0 and slots._slots.num_made == 2
 
 
-def test_frames_of_another_layout_get_other_memory() -> None:
-    slots = FrameSlots(keep=2)
-    for rows in (4, 9, 2):
-        assert slots.take_slot(0, COLUMNS, rows).lease(rows)[1].shape == (3, rows, 2)
+@pytest.mark.parametrize("length", [4, 3, 0])
+def test_a_batch_arrives_as_it_was_written(length: int) -> None:
+    pair = Pair()
+    _, (ids, image) = pair.send(7, length)
+    assert ids.tolist() == [7, 8, 9, 10][:length]
+    assert image.shape == (3, length, 2)
+    assert np.array_equal(image[2, :, 1], ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import feeder
 from feeder.errors import TransportError
 from feeder.service.memory import arena as arena_module
 from feeder.service.memory.arena import Arena, ArenaSlots
 from feeder.service.memory.memfd import Pages
-from feeder.service.server.run import ServedFeed
 from feeder.workers.stream.chunks import Column
-from small import WAIT_S, Pure
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 NUM_SLOTS = 3
@@ -108,15 +104,6 @@ def test_what_is_cut_off_has_no_memory_any_more() -> None:
     assert pages.num_backed == held(pages) == 4 * PAGE
 
 
-def test_who_asks_for_much_lets_others_have_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    pages = Pages(2**23)
-    pages.seal()
-    monkeypatch.setattr(os, "sched_yield", lambda: seen.append(held(pages)))
-    assert pages.back(2**23)
-    assert seen == [2**21, 2**22, 3 * 2**21, 2**23]
-
-
 def test_what_nobody_came_for_is_given_back() -> None:
     slots = make()
     pages = [weakref.ref(pages) for pages in reserved(slots)]
@@ -146,39 +133,3 @@ def test_who_is_short_of_memory_is_told_when_it_is_needed(
     assert caught.tb is not None, "it holds frames"
     assert len(list(Path("/proc/self/fd").iterdir())) == files
     assert slots.take_slot(0, columns(64), 1).arena.num_bytes == NUM_SLOTS * 64
-
-
-@pytest.mark.served
-def test_a_server_has_it_ready_until_it_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def memfds() -> dict[int, int]:
-        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-        own = [os.stat(x) for x in links if os.path.islink(x) and "memfd:feeder" in os.readlink(x)]
-        return {state.st_ino: state.st_blocks * 512 for state in own}
-
-    def held_here() -> list[int]:
-        return [num_bytes for file, num_bytes in memfds().items() if file not in before]
-
-    let_go, is_gone, before = ArenaSlots.let_go, threading.Event(), memfds()
-    ask, num_asked, num_done = ServedFeed._let_go, [], []
-
-    def asked(feed: ServedFeed) -> None:
-        num_asked.append(1)
-        ask(feed)
-
-    def done(slots: ArenaSlots) -> None:
-        num_done.append(1)
-        let_go(slots)
-        is_gone.set()
-
-    monkeypatch.setattr(ServedFeed, "_let_go", asked)
-    monkeypatch.setattr(ArenaSlots, "let_go", done)
-    coordinator = feeder.Coordinator()
-    feeder.init_data_input_workers(["id"], Pure(), 4, coordinator=coordinator)
-    with coordinator, feeder.serve(coordinator, "tcp://127.0.0.1:*") as server:
-        assert held_here() == [24 * 2**20]
-        with feeder.connect(server.addresses[0]) as consumer:
-            next(consumer)
-            assert is_gone.wait(WAIT_S)
-            assert 0 < sum(held_here()) < 2**20
-            assert sum(1 for _ in consumer) == 3
-    assert len(num_done) <= len(num_asked), "once for each time"

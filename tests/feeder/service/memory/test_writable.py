@@ -79,32 +79,6 @@ def test_what_is_written_is_the_user_s_and_never_comes_again(
         assert (array.view(np.uint8) == 0xFF).all()
 
 
-@pytest.mark.parametrize("plane", ["shared", "frames"])
-def test_a_short_last_batch_may_be_written_too(plane: Any) -> None:
-    def factory() -> feeder.Coordinator:
-        source = feeder.sources.arrays(np.arange(11.0))
-        return make(source, names=["x"], batch_size=4)
-
-    with (
-        feeder.serve(factory, "tcp://127.0.0.1:0") as server,
-        feeder.connect(server.addresses[0], plane=plane, writable=True) as consumer,
-    ):
-        found = []
-        for batch in consumer:
-            batch["x"][:] += 0.5
-            found += batch["x"].tolist()
-    assert found == [i + 0.5 for i in range(11)]
-
-
-@pytest.mark.parametrize("plane", ["shared", "frames"])
-def test_by_default_arrays_are_read_only(plane: str) -> None:
-    with reading(3, plane, served=False, wanted=False) as consumer:
-        array = next(consumer)["x"]
-        assert not array.flags.writeable
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 0
-
-
 WRITES = """
 import ctypes, sys
 import feeder

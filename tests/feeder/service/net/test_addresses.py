@@ -37,19 +37,6 @@ with claim(parse(sys.argv[1])):
     sys.stdin.read()
 """
 
-FORKER = """
-import os, sys
-from feeder.service.net.addresses import parse
-from feeder.service.net.claims import claim
-claimed = claim(parse(sys.argv[1]))
-if os.fork():
-    os.wait()
-else:
-    print("forked", flush=True)
-    sys.stdin.read()
-    print("the child ends", flush=True)
-"""
-
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -79,23 +66,17 @@ def test_an_address_is_read(text: str, expected: Address) -> None:
     ("text", "why"),
     [
         ("data0:5570", "expected 'tcp://HOST:PORT'"),
-        ("udp://data0:5570", "expected 'tcp://HOST:PORT'"),
         ("inproc://feed", "expected 'tcp://HOST:PORT'"),
         ("", "expected 'tcp://HOST:PORT'"),
         ("tcp://data0", "no port"),
-        ("tcp://:5570", "no port"),
         ("tcp://data0:", "port is ''"),
         ("tcp://data0:65536", "port is 65536"),
-        ("tcp://data0:-1", "port is '-1'"),
         ("tcp://data0:http", "port is 'http'"),
         ("tcp://::1:5570", "IPv6 in brackets"),
         ("tcp://[data0]:5570", "no IPv6 address"),
         ("tcp://a b:5570", "host is 'a b'"),
-        ("tcp://eth0;data0:5570", "host is 'eth0;data0'"),
         ("ipc://", "absolute path"),
         ("ipc://run/feed.sock", "absolute path"),
-        ("ipc://./feed", "absolute path"),
-        ("ipc://*", "absolute path"),
         ("ipc://@abstract", "absolute path"),
         ("ipc:///run/", "names no file"),
         ("ipc:///run/a\0b", "names no file"),
@@ -109,13 +90,6 @@ def test_what_is_no_address_is_refused(text: str, why: str) -> None:
     assert why in str(raised.value)
 
 
-def test_the_longest_path_can_be_bound(tmp_path: Path) -> None:
-    path = f"{tmp_path}/".ljust(MAX_PATH_BYTES, "x")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(parse(f"ipc://{path}").path)
-    assert os.path.lexists(path)
-
-
 def test_a_plain_name_lies_in_the_private_directory(runtime: Path) -> None:
     assert parse("ipc://eval").path == f"{runtime}/feeder/eval.sock"
     assert parse("ipc://eval.sock") == parse("ipc://eval")
@@ -126,7 +100,6 @@ def test_a_plain_name_lies_in_the_private_directory(runtime: Path) -> None:
     ("host", "loopback"),
     [
         ("127.0.0.1", True),
-        ("127.9.9.9", True),
         ("[::1]", True),
         ("[::ffff:127.0.0.1]", True),
         ("localhost", True),
@@ -134,9 +107,7 @@ def test_a_plain_name_lies_in_the_private_directory(runtime: Path) -> None:
         ("0.0.0.0", False),
         ("[::]", False),
         ("10.0.0.1", False),
-        ("128.0.0.1", False),
         ("localhost.example", False),
-        ("127.0.0.1.example", False),
     ],
 )
 def test_loopback_is_told_from_what_others_reach(host: str, loopback: bool) -> None:
@@ -336,25 +307,6 @@ def test_a_lock_file_of_somebody_else_is_refused(
 def test_a_directory_that_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lock file .* cannot be opened \(No such file"):
         claim(parse(f"ipc://{tmp_path}/none/a.sock"))
-
-
-def test_a_tcp_address_is_claimed_without_a_file(runtime: Path) -> None:
-    with claim(parse("tcp://127.0.0.1:0")) as first, claim(parse("tcp://127.0.0.1:0")):
-        first.protect()
-    assert os.listdir(runtime) == []
-
-
-@pytest.mark.process
-def test_a_child_that_outlives_a_killed_server_does_not_hold_the_address() -> None:
-    command = [sys.executable, "-c", FORKER, str(default_address())]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as server:
-        assert server.stdout is not None and server.stdin is not None
-        assert server.stdout.readline() == "forked\n"
-        server.kill()
-        server.wait(10)
-        claim(default_address()).close()
-        server.stdin.close()
-        assert server.stdout.readline() == "the child ends\n"
 
 
 def test_a_server_whose_lock_file_was_removed_keeps_its_address(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -20,19 +18,14 @@ import pytest
 import zmq
 
 import feeder
-from conformance.served import reading, serving
 from feeder.service.net import guard as guard_module
 from feeder.service.net import kernel
 from feeder.service.net.guard import ConnectionGuard
 from feeder.service.net.kernel import SocketInspector, SocketRef
 from feeder.service.net.listener import FrameReader, Peer
 from feeder.service.net.security import Event
-from feeder.service.protocol import messages as say
 from feeder.service.ratelimited_log import RateLimitedLog
-from feeder.service.server.group import ConsumerGroup
-from feeds import make
-from fetches import BATCH_SIZE, make_rows
-from peers import OPEN, WAIT_S, RawPeer, is_hung_up
+from peers import WAIT_S, RawPeer
 from project import ROOT, TESTS
 
 MOST = 1000
@@ -129,20 +122,6 @@ def test_who_is_served_may_say_nothing_until_it_is_not(server: Server, kind: str
     assert not is_open(ours, theirs)
 
 
-@kinds
-def test_a_stranger_that_says_much_and_asks_for_nothing_is_still_one(
-    server: Server, kind: str
-) -> None:
-    theirs, ours = server.accept(kind)
-    began = server.now
-    while is_open(ours, theirs):
-        assert server.now < began + LIMIT_S + AGAIN_S + 1.0
-        theirs.sendall(b"x" * 100)
-        ours.recv(100)
-        server.guard.note_message((0, ours.fileno()))
-        server.look(0.5)
-
-
 def send_and_read(theirs: socket.socket, ours: socket.socket, num_bytes: int) -> None:
     left = num_bytes
     while left:
@@ -204,14 +183,6 @@ def test_a_unix_socket_where_bytes_lie_at_every_look(server: Server) -> None:
     assert not is_open(ours, theirs)
 
 
-def test_a_consumer_that_is_stopped_is_left_alone(server: Server) -> None:
-    theirs, ours = server.accept("unix")
-    server.served.add(ours.fileno())
-    for _ in range(100):
-        server.look(1.0)
-    assert is_open(ours, theirs)
-
-
 def test_whose_descriptor_another_has_is_gone(server: Server) -> None:
     """What it said last was read when the other had come."""
     _, ours = server.accept("unix")
@@ -222,18 +193,6 @@ def test_whose_descriptor_another_has_is_gone(server: Server) -> None:
     server.hear(zmq.EVENT_DISCONNECTED, ours.fileno())
     assert server.lost[2:] == [Peer(0, b"2")]
     assert server.guard.note_message((0, ours.fileno())) is None
-
-
-def test_how_often_is_looked(server: Server) -> None:
-    assert server.guard.check(server.now) == math.inf
-    _, ours = server.accept("tcp")
-    server.served.add(ours.fileno())
-    server.guard.note_message((0, ours.fileno()))
-    server.look()
-    assert server.guard._check_at == server.now + guard_module._CHECK_S
-    assert server.guard.check(server.now + 0.01) == server.now + guard_module._CHECK_S
-    server.hear(zmq.EVENT_DISCONNECTED, ours.fileno())
-    assert server.guard.check(server.now) == math.inf
 
 
 def test_the_oldest_stranger_makes_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,29 +259,6 @@ def test_a_message_of_many_frames_takes_no_turn_for_itself() -> None:
     assert len(turns) >= 5
 
 
-def test_messages_are_bounded_at_each_turn_too() -> None:
-    frames = Frames(*[1] * 1000)
-    reader = FrameReader(cast(Any, frames))
-    assert 100 < len(list(reader.read_messages())) < 500
-
-
-@pytest.mark.served
-@pytest.mark.parametrize("num", [2, 100_000])
-def test_who_sends_many_frames_is_refused_and_nobody_waits(num: int) -> None:
-    with (
-        serving(factory, "tcp") as server,
-        reading(server) as consumer,
-        closing(RawPeer(server.addresses[0])) as peer,
-    ):
-        peer.sock.sendall(b"\1\0" * (num - 1) + b"\0\0")
-        if num == 2:
-            assert f"{num} frames" in peer.hear(say.Fault).text
-        else:
-            assert is_hung_up(peer.sock)
-        assert [next(consumer).step for _ in range(20)] == list(range(20))
-        assert consumer.stats()["reconnects"] == 0
-
-
 # ---- sockets of others
 
 
@@ -368,23 +304,6 @@ def test_in_a_child_no_more_is_closed_than_what_leads_there(tmp_path: Path) -> N
             with pytest.raises(OSError):
                 os.fstat(theirs.fileno())
             theirs.detach()
-
-
-def test_an_owner_that_closes_is_seen_to_close() -> None:
-    with closing(SocketInspector()) as inspector:
-        left, right = socket.socketpair()
-        with left:
-            inspector.unread(SocketRef.at(right.fileno()))
-            right.close()
-            assert left.recv(1) == b""
-
-
-def test_bytes_are_counted_since_the_connection_began(server: Server) -> None:
-    theirs, ours = server.accept("tcp")
-    with closing(SocketInspector()) as inspector:
-        for num in (0, 1000):
-            send_and_read(theirs, ours, num)
-            assert inspector.received(SocketRef.at(ours.fileno())) == num
 
 
 # ---- limits
@@ -467,51 +386,3 @@ def test_more_peers_than_descriptors_end_no_server(tmp_path: Path) -> None:
 
 
 # ---- with a server
-
-
-def factory() -> feeder.Coordinator:
-    return make(lambda call: make_rows(0, 0, call.index, BATCH_SIZE), epochs=None)
-
-
-LOOK = say.Look(version=say.PROTOCOL_VERSION, receipt=b"")
-FIRST: dict[str, tuple[say.Message, type[say.Message]]] = {
-    "look": (LOOK, say.Seen),
-    "queue": (say.Open(**(OPEN | {"feed": "", "queue": 1})), say.Opened),
-}
-
-
-@pytest.mark.served
-@pytest.mark.parametrize(("scheme", "name"), [("tcp", "look"), ("ipc", "queue")])
-def test_who_never_ends_a_message_is_hung_up_on_and_nobody_else(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    scheme: str,
-    name: str,
-) -> None:
-    first = FIRST[name]
-    monkeypatch.setattr(guard_module, "_UNREAD_S", 0.2)
-    lost, is_lost = list[str](), threading.Event()
-    lose = ConsumerGroup.lose
-
-    def note(group: ConsumerGroup, lease: Any) -> None:
-        lose(group, lease)
-        lost.append(lease.member.who)
-        is_lost.set()
-
-    monkeypatch.setattr(ConsumerGroup, "lose", note)
-    with (
-        serving(factory, scheme, queues=2) as server,
-        reading(server) as consumer,
-        closing(RawPeer(server.addresses[0])) as peer,
-    ):
-        peer.say(first[0])
-        peer.hear(first[1])
-        peer.goes_on_until_hung_up()
-        assert first is not FIRST["queue"] or is_lost.wait(WAIT_S)
-        assert consumer.stats()["reconnects"] == 0
-        with reading(server, queue=1) as other:
-            assert [next(queue).step for _ in range(9) for queue in (consumer, other)] == [
-                *range(18)
-            ]
-    assert lost == ([OPEN["who"]] if first is FIRST["queue"] else [])
-    assert any("was hung up on" in record.getMessage() for record in caplog.records)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import socket
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,21 +87,6 @@ def refusal(keys: ClientKeys | None, address: Address) -> str | None:
     pytest.fail(f"nothing was told within {TOLD_MS} ms")
 
 
-def test_a_client_on_the_list_comes_in(server: Security, folder: Path) -> None:
-    router = server.make_router(4, curve=True)
-    address = bind(router, LOOPBACK)
-    with Security(ClientKeys.from_directory(folder, "client")) as client:
-        dealer = client.make_dealer(4, max_message_bytes=1 << 20, curve=True)
-        connect(dealer, address)
-        dealer.send(b"hello")
-        assert router.poll(TOLD_MS)
-        peer, message = router.recv_multipart()
-        assert message == b"hello"
-        router.send_multipart([peer, b"welcome"])
-        assert dealer.poll(TOLD_MS)
-        assert dealer.recv() == b"welcome"
-
-
 def test_a_client_off_the_list_is_told(server: Security, folder: Path) -> None:
     """As is one that expects another server, and one without keys."""
     address = bind(server.make_router(4, curve=True), LOOPBACK)
@@ -130,17 +112,6 @@ def test_keys_guard_tcp_and_the_kernel_guards_unix_sockets(server: Security) -> 
         assert not plain.encrypts(LOOPBACK)
 
 
-def test_a_server_serves_plain_and_encrypted_peers_at_once(
-    server: Security, folder: Path, tmp_path: Path
-) -> None:
-    closed_router = server.make_router(4, curve=True)
-    encrypted = bind(closed_router, LOOPBACK)
-    open_router = server.make_router(4)
-    plain = bind(open_router, parse(f"ipc://{tmp_path}/feed.sock"))
-    assert refusal(ClientKeys.from_directory(folder, "client"), encrypted) is None
-    assert refusal(None, plain) is None
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "says"),
     [
@@ -164,49 +135,6 @@ def test_what_an_event_means(kind: zmq.Event, value: int, says: str | None) -> N
         assert says in str(error) and "'tcp://data0:5570'" in str(error)
 
 
-def send_garbage(address: Address, seed: int) -> None:
-    """Send random bytes, every other time as in ZMTP 1.0, until the server has read them all."""
-    rng = random.Random(seed)
-    peer = socket.create_connection((address.host, address.port), 5)
-    with peer, contextlib.suppress(OSError):  # refused garbage may end the connection at once
-        peer.sendall((b"\x01\x00\x05\x00junk" if seed % 2 else b"") + rng.randbytes(300))
-        peer.shutdown(socket.SHUT_WR)
-        while peer.recv(4096):
-            pass
-
-
-@pytest.mark.parametrize("has_domain", [True, False])
-def test_garbage_is_no_message(has_domain: bool) -> None:
-    """The control shows that garbage does come through where no ZAP domain is set."""
-    with Security(is_server=True) as security:
-        router = security.make_router(4) if has_domain else security.context.socket(zmq.ROUTER)
-        address = bind(router, LOOPBACK)
-        for seed in range(60):
-            send_garbage(address, seed)
-        num_messages = 0
-        while router.poll(0):
-            router.recv_multipart()
-            num_messages += 1
-        assert (num_messages == 0) is has_domain
-        assert refusal(None, address) is None
-
-
-def test_an_oversize_frame_ends_the_connection() -> None:
-    with Security(is_server=True) as security:
-        router = security.make_router(4, max_message_bytes=1000)
-        address = bind(router, LOOPBACK)
-        dealer = security.make_dealer(4, max_message_bytes=1 << 20)
-        monitor = watch(dealer)
-        connect(dealer, address)
-        dealer.send(b"x" * 1000)
-        dealer.send(b"x" * 1001)
-        kinds = (event.kind for event in events_of(monitor))
-        assert zmq.EVENT_DISCONNECTED in kinds
-        assert router.poll(TOLD_MS) and len(router.recv_multipart()[-1]) == 1000
-        assert not router.poll(0)
-        unwatch(dealer, monitor)
-
-
 def test_a_router_has_every_limit(server: Security) -> None:
     router = server.make_router(8)
     options = {
@@ -228,44 +156,6 @@ def test_a_router_has_every_limit(server: Security) -> None:
     assert raised.value.errno == zmq.EHOSTUNREACH
 
 
-def test_a_dealer_has_every_limit() -> None:
-    with Security() as client:
-        dealer = client.make_dealer(8, max_message_bytes=5000)
-        options = {
-            zmq.MAXMSGSIZE: 5000,
-            zmq.HANDSHAKE_IVL: 2000,
-            zmq.SNDTIMEO: 0,
-            zmq.RCVHWM: 8 + HWM_SLACK,
-            zmq.LINGER: 0,
-            zmq.TCP_MAXRT: 10_000,
-            zmq.RECONNECT_IVL: 10,
-            zmq.RECONNECT_IVL_MAX: 100,
-            zmq.CONNECT_TIMEOUT: 2000,
-            zmq.HEARTBEAT_IVL: 0,
-        }
-        assert {option: dealer.getsockopt(option) for option in options} == options
-
-
-def test_a_context_closes_with_unsent_messages_and_open_sockets() -> None:
-    before = threading.active_count()
-    security = Security(is_server=True)
-    router = security.make_router(4)
-    address = bind(router, LOOPBACK)
-    monitor = watch(router)
-    lonely = security.make_dealer(4, max_message_bytes=1 << 20)
-    connect(lonely, parse("tcp://127.0.0.1:1"))
-    lonely.send(b"never sent")
-    talking = security.make_dealer(4, max_message_bytes=1 << 20)
-    connect(talking, address)
-    talking.send(b"never read")
-    assert router.poll(TOLD_MS)
-    for _ in range(2):
-        security.close()
-    assert router.closed and monitor.closed and lonely.closed and security.context.closed
-    with Security():
-        assert threading.active_count() == before, "a consumer starts a thread"
-
-
 def test_events_nobody_reads_do_not_stop_the_server() -> None:
     """ZeroMQ's I/O thread stands still where a monitor is full, by default after 2,000 events."""
     with Security(is_server=True) as security:
@@ -278,19 +168,6 @@ def test_events_nobody_reads_do_not_stop_the_server() -> None:
         assert refusal(None, address) is None
         assert sum(1 for _ in events_of(monitor, 0)) > 100
         unwatch(router, monitor)
-
-
-def test_a_server_goes_on_when_it_is_no_longer_watched() -> None:
-    with Security(is_server=True) as security:
-        router = security.make_router(4)
-        address = bind(router, LOOPBACK)
-        unwatch(router, watch(router))
-        assert refusal(None, address) is None
-        monitor = watch(router)
-        assert refusal(None, address) is None
-        assert zmq.EVENT_HANDSHAKE_SUCCEEDED in (event.kind for event in events_of(monitor))
-        unwatch(router, monitor)
-        assert refusal(None, address) is None
 
 
 def test_a_port_that_is_taken_is_told() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -110,29 +108,6 @@ def test_else_none_is_made(of: Columns, copy: Callable[[ArenaSlot], None]) -> No
     copy(slot)
     slot.lease(ROWS)
     assert slot.checksum is None
-
-
-def test_none_is_made_where_it_is_not_wanted_any_more() -> None:
-    slots = ArenaSlots(1, lambda device, slot_bytes: 1)
-    for wanted in (True, False):
-        slots.prepare(0, Wanted(sums=wanted))
-        slot = slots.take_slot(0, columns(0), ROWS)
-        COPIES["whole"](slot)
-        slot.lease(ROWS)
-        assert (slot.checksum is not None) is wanted
-        slots.free(0, slot)
-
-
-def test_an_arena_goes_with_its_last_slot() -> None:
-    slot = slot_for(columns(0))
-    COPIES["whole"](slot)
-    arena = weakref.ref(slot.arena)
-    gc.disable()
-    try:
-        del slot
-        assert arena() is None
-    finally:
-        gc.enable()
 
 
 @pytest.fixture

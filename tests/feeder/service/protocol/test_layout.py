@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feeder.devices.layout import layout
-from feeder.devices.slots import HostSlots
 from feeder.service.protocol.batches import checksum, full_checksum, pieces
 from feeder.workers.stream.chunks import Column
 
@@ -47,51 +45,8 @@ def test_a_slot_has_at_least_64_bytes(rows: int) -> None:
     assert layout((), rows).num_bytes == 64
 
 
-def test_sizes_do_not_overflow() -> None:
-    places, num_bytes = layout((column("x", "<f8", (2**40, 2**40)),), 2**20)
-    assert num_bytes == places[0].num_bytes == 8 * 2**100
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(["|u1", "<f4", "<c16", "|S3"]),
-                       st.lists(st.integers(0, 4), max_size=3).map(tuple), st.integers(0, 3)),
-             max_size=5),
-    st.integers(0, 9),
-)  # fmt: skip
-def test_a_host_slot_lies_as_the_layout_says(drawn: list[Any], rows: int) -> None:
-    columns = tuple(
-        column(str(i), dtype, shape, min(axis, len(shape)))
-        for i, (dtype, shape, axis) in enumerate(drawn)
-    )
-    places, num_bytes = layout(columns, rows)
-    slot = HostSlots().take_slot(0, columns, rows)
-    assert slot.num_bytes == num_bytes
-    start = np.frombuffer(slot._memory, np.uint8).ctypes.data
-    end = 0
-    for place, array, leased in zip(places, slot.arrays, slot.lease(rows), strict=True):
-        assert place.offset % 64 == 0
-        assert end <= place.offset <= end + 63
-        end = place.offset + place.num_bytes
-        assert (array.shape, array.dtype, array.nbytes) == (
-            place.shape, place.dtype, place.num_bytes,
-        )  # fmt: skip
-        if array.nbytes:
-            assert array.ctypes.data == leased.ctypes.data == start + place.offset
-    assert end <= num_bytes
-
-
 SIZES = [0, 1, 64, 4 * KIB, 8 * KIB, 32 * KIB, 32 * KIB + 1, 64 * KIB, 65 * KIB, 65 * KIB + 1,
          1024 * KIB, 1025 * KIB + 17]  # fmt: skip
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_checksums_of_each_mode(size: int) -> None:
-    data = random.Random(size).randbytes(size)
-    assert checksum(memoryview(data), "off") == 0
-    assert checksum(memoryview(data), "full") == xxhash.xxh3_64_intdigest(data)
-    for mode in ("sampled", "full"):
-        assert checksum(memoryview(data), mode) == checksum(memoryview(bytearray(data)), mode)
-        assert 0 <= checksum(memoryview(data), mode) < 2**64
 
 
 class Flipped:
@@ -124,12 +79,6 @@ def test_a_changed_region_of_64_kib_is_noticed_wherever_it_is(size: int, mode: A
     starts |= {start for start in (1, 1023, 1024, 1025, 65535, 65536) if start <= last}
     for start in starts:
         assert memory.is_noticed(start, start + width), start
-
-
-@pytest.mark.parametrize("size", [64, 8 * KIB, 32 * KIB])
-def test_small_memory_is_checked_whole(size: int) -> None:
-    memory = Flipped(size, "sampled")
-    assert all(memory.is_noticed(at, at + 1) for at in range(0, size, 61))
 
 
 def test_of_large_memory_a_sixty_fourth_is_looked_at() -> None:

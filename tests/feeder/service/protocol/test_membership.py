@@ -1,4 +1,4 @@
-"""Who has had everything is not waited for, however its connection ends."""
+"""Who has had everything is not waited for, however its connection ends; and where others stand."""
 
 from __future__ import annotations
 
@@ -104,3 +104,21 @@ def test_who_starts_where_a_state_says_waits_until_the_others_have_loaded_theirs
     assert feed.missing() == [0]
     feed.handle(ms.Left(0), 1.0)
     assert begins(come(feed, 0, 1, start=ms.Start(6)))
+
+
+def test_the_rounds_of_queues_that_had_everything() -> None:
+    feed = ms.Membership(3, LEASE_S)
+    feed.handle(ms.Asks(0, "first", start=ms.Start(7, finished=True)), 0.0)
+    for queue, step in ((1, 7), (2, 8), (1, 6), (2, 9)):
+        asked = ms.Asks(queue, "other", start=ms.Start(step))
+        assert not any(isinstance(one, ms.Refuse) for one in feed.handle(asked, 0.0))
+        feed.handle(ms.Left(queue), 0.0)
+    for queue, step in ((1, 2), (2, 12)):
+        (refused,) = feed.handle(ms.Asks(queue, "other", start=ms.Start(step)), 0.0)
+        assert "queue 0's checkpoint is of step 6 (round 2)" in str(refused.error)
+
+
+def test_a_queue_whose_consumer_lives_has_not_ended_whatever_others_say() -> None:
+    feed = ms.Membership(2, LEASE_S)
+    feed.handle(ms.Asks(0, "one that lives", start=ms.Start(6), rejoins=True, ended=(0, 1)), 0.0)
+    assert [member.state for member in feed.members] == [ms.State.JOINING, ms.State.ENDED]

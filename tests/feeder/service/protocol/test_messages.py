@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import msgpack
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from feeder import errors
 from feeder.errors import ProtocolError
@@ -23,143 +20,12 @@ from feeder.service.protocol.messages import (
     FROM_CONSUMER,
     FROM_SERVER,
     MAX_ITEMS,
-    PROTOCOL_VERSION,
-    Arena,
-    Attached,
-    Batches,
-    Bye,
-    ColumnSpec,
-    End,
-    Farewell,
     Fault,
-    Group,
-    Look,
     Message,
-    Offer,
     Open,
     Opened,
-    Report,
-    Seen,
-    Snapshot,
-    Span,
-    Spec,
-    State,
-    Used,
-    Waiting,
 )
 from messages import COLUMN, EXAMPLES, GROUP, TOLD, G
-
-SECONDS = st.floats(0, 1e12)
-COUNTS = st.integers(0, 2**63 - 1)
-CREDITS = st.integers(0, 1024)
-RECEIPTS = st.binary(max_size=8)
-ONE_UP = st.integers(1, 2**63 - 1)
-NAMES = st.text(max_size=20)
-TOKENS = st.binary(max_size=60)
-GENERATIONS = st.binary(min_size=24, max_size=24)
-LISTS = st.lists(COUNTS, max_size=5).map(tuple)
-DTYPES = st.sampled_from(["|b1", "|i1", "<u2", ">f4", "<f16", "<c8", "|S3", "<U5", "<M8[s]", "<m8"])
-SHAPES = st.lists(st.integers(0, 3), max_size=31).map(tuple)
-CHECKSUMS = st.sampled_from(["off", "sampled", "full"])
-COLUMNS = st.builds(ColumnSpec, name=NAMES, dtype=DTYPES, axis=st.just(0), shape=SHAPES)
-SPECS = st.builds(
-    Spec,
-    generation=GENERATIONS,
-    batch_size=ONE_UP,
-    columns=st.lists(COLUMNS, min_size=1, max_size=3).map(tuple),
-)
-OFFERS = st.builds(Offer, path=NAMES, nonce=st.binary(min_size=16, max_size=16))
-
-
-CHECKS = st.integers(0, 2**64 - 1)
-
-
-def tuples(items: st.SearchStrategy[Any], num: int) -> st.SearchStrategy[Any]:
-    return st.lists(items, min_size=num, max_size=num).map(tuple)
-
-
-@st.composite
-def spans(draw: st.DrawFn) -> Span:
-    num, num_of_ring = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    partition, mark = st.integers(0, num - 1), st.binary(max_size=20)
-    runs = st.none() | st.lists(st.tuples(st.integers(1, 9), mark), max_size=3).map(tuple)
-    return Span(
-        draw(st.booleans()), draw(COUNTS), draw(partition), draw(tuples(st.booleans(), num)),
-        draw(tuples(COUNTS, num)), draw(tuples(COUNTS, num)), draw(tuples(st.none() | mark, num)),
-        draw(tuples(partition, num_of_ring)), draw(tuples(COUNTS, num_of_ring)),
-        draw(tuples(runs, num_of_ring)), draw(COUNTS),
-    )  # fmt: skip
-
-
-@st.composite
-def groups(draw: st.DrawFn, *, frames: bool = False) -> Group:
-    num = 1 if frames else draw(st.integers(1, 3))
-    slots = (-1,) if frames else draw(tuples(st.integers(0, 2**48), num))
-    span = draw(st.none() | spans())
-    num_told = 0 if span is None else num
-    num_taken = draw(st.sampled_from((0, num_told)))
-    places = [
-        draw(tuples(st.integers(1, 2**20), num_told)), draw(tuples(COUNTS, num_taken)),
-        draw(tuples(CHECKS, num_taken)),
-    ]  # fmt: skip
-    return Group(
-        *(draw(COUNTS) for _ in range(4)), draw(ONE_UP), draw(COUNTS), draw(COUNTS), slots,
-        draw(tuples(CHECKS, num)), draw(st.none() | st.lists(SHAPES, max_size=3).map(tuple)),
-        draw(tuples(TOKENS, num if span is None else 0)), span, *places,
-    )  # fmt: skip
-
-
-MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
-    Open: st.builds(
-        Open, version=st.just(PROTOCOL_VERSION), feed=NAMES, queue=COUNTS, replica=COUNTS,
-        token=st.none() | TOKENS, credit=CREDITS, hold=CREDITS,
-        intent=st.sampled_from(["start", "rejoin"]), undecided=st.booleans(),
-        takeover=st.booleans(), who=NAMES,
-        boot_id=NAMES, checksum=st.just("auto") | CHECKSUMS, ended=LISTS,
-        consumer=st.binary(min_size=16, max_size=16), attempt=COUNTS,
-    ),
-    Attached: st.builds(
-        Attached, generation=GENERATIONS, plane=st.sampled_from(["shared", "frames"]),
-        reason=NAMES,
-    ),
-    Used: st.builds(
-        Used, generation=GENERATIONS, sequence=COUNTS, pending=COUNTS, begun=st.booleans(),
-        slots=LISTS,
-        report=st.builds(Report, SECONDS, SECONDS, COUNTS, COUNTS),
-    ),
-    Look: st.builds(Look, version=st.just(PROTOCOL_VERSION), receipt=RECEIPTS),
-    Seen: st.builds(Seen, data=TOKENS, receipt=RECEIPTS),
-    Snapshot: st.builds(Snapshot, generation=GENERATIONS, sequence=COUNTS, receipt=RECEIPTS),
-    Bye: st.builds(Bye, generation=GENERATIONS),
-    Opened: st.builds(
-        Opened, generation=GENERATIONS, credit=COUNTS, shared=st.none() | OFFERS,
-        lease_s=st.floats(0.001, 1e9),
-        length=st.none() | COUNTS, name=NAMES, number=COUNTS, fingerprint=TOKENS,
-        epochs=st.none() | ONE_UP, token=TOKENS, writable=st.booleans(), replicas=ONE_UP,
-    ),
-    Spec: SPECS,
-    Arena: st.builds(
-        Arena, generation=GENERATIONS, number=st.integers(0, 2**31 - 1), slot_bytes=ONE_UP,
-        num_slots=st.integers(1, 2**16),
-    ),
-    Batches: st.builds(
-        Batches, generation=GENERATIONS,
-        groups=st.lists(groups(), min_size=1, max_size=3).map(tuple)
-        | st.tuples(groups(frames=True)),
-    ),
-    Waiting: st.builds(Waiting, generation=GENERATIONS, queues=LISTS, ended=LISTS),
-    State: st.builds(State, generation=GENERATIONS, data=st.none() | TOKENS, receipt=RECEIPTS),
-    Fault: st.builds(
-        Fault, generation=GENERATIONS | st.just(b""), sequence=st.none() | COUNTS,
-        kind=st.sampled_from(["FetchError", "ChunkError", "LeaseLost", "ProtocolError"]),
-        text=NAMES, note=NAMES,
-        fields=st.dictionaries(NAMES, st.none() | NAMES | st.integers(-(2**63), 2**63 - 1),
-                               max_size=4),
-    ),
-    End: st.builds(End, generation=GENERATIONS, sequence=COUNTS, token=TOKENS),
-    Farewell: st.builds(Farewell, generation=GENERATIONS | st.just(b""), reason=NAMES),
-}  # fmt: skip
-ANY = st.one_of(list(MESSAGES.values()))
 
 BY_NAME = {type(message).__name__: message for message in EXAMPLES}
 EACH = pytest.mark.parametrize("message", EXAMPLES, ids=BY_NAME)
@@ -208,12 +74,12 @@ def column(**fields: Any) -> bytes:
     return changed("Spec", columns=[{**msgspec.to_builtins(COLUMN), **fields}])
 
 
-def test_every_message_has_a_strategy_and_an_example() -> None:
-    assert {kind.__name__ for kind in MESSAGES} == {*FROM_CONSUMER, *FROM_SERVER} == set(BY_NAME)
+def test_every_message_has_an_example() -> None:
+    assert {*FROM_CONSUMER, *FROM_SERVER} == set(BY_NAME)
     assert not set(FROM_CONSUMER) & set(FROM_SERVER)
 
 
-@given(ANY)
+@EACH
 def test_what_is_sent_arrives(message: Message) -> None:
     """As plain msgpack with exactly the keys of its kind."""
     data = encode(message)
@@ -297,12 +163,9 @@ BAD: dict[str, tuple[bytes, str]] = {
     "generation as base64": (changed("Bye", generation="A" * 32), "got `str`"),
     "fault's generation": (changed("Fault", generation=bytes(8)), "has 8 bytes, expected 0 or 24"),
     "fault of no error": (changed("Fault", kind="SystemExit"), "regex"),
-    "fault of a warning": (changed("Fault", kind="ReplayWarning"), "regex"),
     "fault with a line end": (changed("Fault", kind="LeaseLost\n"), "regex"),
     "fault with a list": (changed("Fault", fields={"call": [1]}), "got `array`"),
     "negative queue": (changed("Open", queue=-1), ">= 0"),
-    "negative replica": (changed("Open", replica=-1), ">= 0"),
-    "no replicas": (changed("Opened", replicas=0), ">= 1"),
     "huge queue": (changed("Open", queue=2**64 - 1), "<= 9223372036854775807"),
     "intent": (changed("Open", intent="steal"), "steal"),
     "takeover": (changed("Open", takeover=1), "expected `bool`"),
@@ -315,7 +178,6 @@ BAD: dict[str, tuple[bytes, str]] = {
     "long report": (changed("Used", report=[0.0, 0.0, 0, 0, 0]), "array"),
     "negative slot": (changed("Used", slots=[-1]), ">= 0"),
     "lease nan": (changed("Opened", lease_s=math.nan), "> 0.0"),
-    "lease infinite": (changed("Opened", lease_s=math.inf), "<= "),
     "lease 0": (changed("Opened", lease_s=0.0), "> 0.0"),
     "nonce": (changed("Opened", shared={"path": "p", "nonce": bytes(15)}), "length >= 16"),
     "arena of no slots": (changed("Arena", num_slots=0), ">= 1"),
@@ -348,14 +210,12 @@ BAD: dict[str, tuple[bytes, str]] = {
     "span's calls": (span(4, [1]), "of each of its 2 partitions"),
     "span's marks": (span(6, [None]), "of each of its 2 partitions"),
     "span's turn": (span(2, 2), "none of its 2"),
-    "span's ring": (span(7, [0, 2]), "none of its 2"),
     "span without a ring": (span(7, []), "length >= 1"),
     "span's first calls": (span(8, [1]), "each partition of its ring"),
     "a long mark": (span(6, [bytes(257), None]), "length <= 256"),
     "many new marks": (span(9, [[[1, b""]] * 9, None]), "length <= 8"),
     "objects": (column(dtype="|O"), "regex"),
     "void": (column(dtype="|V8"), "regex"),
-    "structured": (column(dtype="<f4,<f4"), "regex"),
     "no byte order": (column(dtype="f4"), "regex"),
     "unknown size": (column(dtype="<i3"), "numpy does not know"),
     "huge text": (column(dtype="|S99999999999"), "numpy does not know"),
@@ -366,7 +226,6 @@ BAD: dict[str, tuple[bytes, str]] = {
     "axis": (column(axis=3), "expected at most 2"),
     "row overflows": (column(shape=[2**40, 2**40]), "more than"),
     "version": (changed("Open", version=9), "version 9 of the protocol, expected 5; use the same"),
-    "monitor's version": (changed("Look", version=1), "version 1 of the protocol, expected 5"),
     "version true": (changed("Open", version=True), "version True of the protocol"),
     "type of no message": (changed("Bye", type="Message"), "'Message', expected one of Open"),
     "type a list": (changed("Bye", type=["Bye"]), "type list, expected one of Open"),
@@ -380,15 +239,11 @@ BAD: dict[str, tuple[bytes, str]] = {
     "no utf-8": (b"\x81\xa1\xff\x01", "utf-8"),
     "ext": (b"\x81\xa1a\xd4\x01a", "max_ext_len"),
     "empty ext": (b"\x81\xa1a\xc7\x00\x05", "extension type 5, expected none"),
-    "timestamp": (b"\x81\xa1a\xd6\xff\0\0\0\0", "max_ext_len"),
     "long timestamp": (b"\x81\xa1a\xc7\x0c\xff" + bytes(12), "max_ext_len"),
     "list of 4 GiB": (b"\x81\xa1a\xdd\xff\xff\xff\xff", "max_array_len"),
-    "map of 4 GiB": (b"\xdf\xff\xff\xff\xff", "max_map_len"),
     "bytes of 4 GiB": (b"\x81\xa1a\xc6\xff\xff\xff\xff", "incomplete input"),
-    "text of 4 GiB": (b"\x81\xa1a\xdb\xff\xff\xff\xff", "incomplete input"),
     "ext of 4 GiB": (b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", "max_ext_len"),
     "cut off": (encode(BY_NAME["Open"])[:-1], "incomplete input"),
-    "500 deep": (b"\x91" * 500 + b"\x01", "sent a list, expected a map"),
     "60,000 deep": (b"\x91" * 60_000 + b"\x01", "not msgpack, or too deep"),
     "100,000 deep": (b"\x91" * 100_000 + b"\x01", "65536 bytes beside its position"),
     "large and no map": (b"\xc4\xff" + bytes(100_000), "65536 bytes beside its position"),
@@ -470,45 +325,6 @@ def test_a_long_line_of_a_peer_is_cut_and_made_harmless() -> None:
         assert "\x1b" not in text and "\u202e" not in text
 
 
-def decode_or_refuse(data: bytes) -> int:
-    """How many of the two sides take the bytes; anything but a ProtocolError is raised."""
-    taken = 0
-    for side in (True, False):
-        try:
-            message = decode(data, from_consumer=side)
-        except ProtocolError:
-            continue
-        assert type(message).__name__ in (FROM_CONSUMER if side else FROM_SERVER)
-        taken += 1
-    return taken
-
-
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A few bytes changed, cut out, doubled or put in."""
-    changes = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(changes) + 1)
-        kind = rng.randrange(4)
-        if kind == 0 and at < len(changes):
-            changes[at] = rng.choice((rng.randrange(256), changes[at] ^ 1, 0xC1, 0xDF, 0xFF, 0x80))
-        elif kind == 1:
-            del changes[at : at + rng.randint(1, 8)]
-        elif kind == 2:
-            changes[at:at] = changes[at : at + rng.randint(1, 40)]
-        else:
-            changes[at:at] = rng.randbytes(rng.randint(1, 5))
-    return bytes(changes)
-
-
-def test_random_and_mutated_bytes_are_refused_or_messages() -> None:
-    rng = random.Random(3)
-    seeds = [encode(message) for message in EXAMPLES]
-    taken = sum(decode_or_refuse(rng.randbytes(rng.randrange(80))) for _ in range(2000))
-    assert taken == 0
-    taken = sum(decode_or_refuse(mutated(rng.choice(seeds), rng)) for _ in range(5000))
-    assert 0 < taken < 2500
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -555,4 +371,4 @@ def test_every_type_is_known_before_a_thread_reads_one(monkeypatch: pytest.Monke
     monkeypatch.setattr(msgspec, "convert", note)
     source = Path(coding.__file__).read_text()
     exec(compile(source, coding.__file__, "exec"), {"__name__": "coding"})
-    assert set(known) == set(MESSAGES)
+    assert set(known) == {*FROM_CONSUMER.values(), *FROM_SERVER.values()}

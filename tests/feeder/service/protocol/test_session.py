@@ -15,45 +15,6 @@ LOCAL = {"connect", "connected", "disconnected", "expired", "renewed", "taken_ov
 EVENTS = sorted({*FROM_CONSUMER, *FROM_SERVER, *LOCAL})
 TABLES = {"server": SERVER, "consumer": CONSUMER}
 
-# In which states each message is legal, written down apart from the tables.
-LEGAL = {
-    "server": {
-        "Open": "new refused draining",
-        "Opened": "opening",
-        "Attached": "opened ended fenced draining",
-        "Spec": "opened streaming hung",
-        "Arena": "opened streaming hung",
-        "Batches": "streaming hung",
-        "Used": "opened streaming hung ended fenced draining",
-        "Snapshot": "streaming hung ended fenced draining",
-        "State": "streaming hung ended",
-        "Waiting": "opening opened streaming hung ended",
-        "Fault": "new watched opening opened streaming hung ended fenced refused draining",
-        "End": "streaming hung",
-        "Farewell": "new watched opening opened streaming hung ended fenced refused",
-        "Bye": "opening opened streaming hung ended fenced refused draining",
-        "Look": "new watched refused draining",
-        "Seen": "watched",
-    },
-    "consumer": {
-        "Open": "connecting",
-        "Opened": "opening",
-        "Attached": "attaching",
-        "Spec": "attaching streaming",
-        "Arena": "attaching streaming",
-        "Batches": "streaming",
-        "Used": "attaching streaming ended failed",
-        "Snapshot": "streaming ended failed",
-        "State": "streaming ended failed",
-        "Waiting": "opening attaching streaming ended failed",
-        "Fault": "connecting opening looking attaching streaming ended failed refused",
-        "End": "streaming",
-        "Farewell": "connecting opening looking attaching streaming ended failed refused",
-        "Bye": "opening attaching streaming ended failed",
-        "Look": "connecting looking",
-        "Seen": "looking",
-    },
-}
 
 # How a lease goes when nothing is wrong, and the ways in which it ends otherwise.
 PATHS = {
@@ -105,13 +66,6 @@ def test_a_move_is_as_the_table_says_or_an_error(name: str) -> None:
         assert session.state == state
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_each_message_is_legal_in_these_states_alone(name: str) -> None:
-    for event in (*FROM_CONSUMER, *FROM_SERVER):
-        legal = {state for state, moves in TABLES[name].items() if event in moves}
-        assert legal == set(LEGAL[name][event].split()), event
-
-
 @pytest.mark.parametrize(("name", "first"), [("server", "new"), ("consumer", "idle")])
 def test_a_lease_goes_its_way(name: str, first: str) -> None:
     assert Session(TABLES[name]).state == first
@@ -122,22 +76,15 @@ def test_a_lease_goes_its_way(name: str, first: str) -> None:
             assert session.on(event) == expected, path
 
 
-def reached(table: Table, state: str) -> set[str]:
-    found, todo = {state}, [state]
-    while todo:
-        news = set(table[todo.pop()].values()) - found
-        found |= news
-        todo += news
-    return found
-
-
-@pytest.mark.parametrize(("name", "last"), [("server", "gone"), ("consumer", "closed")])
-def test_every_state_is_reached_and_reaches_the_last(name: str, last: str) -> None:
-    table = TABLES[name]
-    assert {event for moves in table.values() for event in moves} <= set(EVENTS)
-    assert reached(table, next(iter(table))) == set(table)
-    assert all(last in reached(table, state) for state in table)
-    assert reached(table, last) == {last}
+@pytest.mark.parametrize(("table", "last"), [(SERVER, "gone"), (CONSUMER, "closed")])
+def test_every_state_is_reached_and_reaches_the_last(table: Table, last: str) -> None:
+    reached = {state: {state, *moves.values()} for state, moves in table.items()}
+    for _ in table:
+        reached = {
+            at: set().union(*(reached[one] for one in found)) for at, found in reached.items()
+        }
+    assert reached[next(iter(table))] == set(table)
+    assert all(last in found for found in reached.values())
 
 
 def test_an_error_tells_the_last_events_and_no_more() -> None:
@@ -212,24 +159,3 @@ def test_messages_that_cross_on_the_way_are_legal_where_they_arrive() -> None:
     seen = explore(SERVER, CONSUMER)
     together = {pair[:2] for pair in seen}
     assert {("streaming", "streaming"), ("ended", "streaming"), ("hung", "streaming")} <= together
-
-
-@pytest.mark.parametrize(
-    ("name", "state", "event"),
-    [
-        ("server", "ended", "Used"), ("server", "draining", "Open"),
-        ("server", "fenced", "Used"), ("server", "hung", "Snapshot"),
-        ("consumer", "failed", "Farewell"), ("consumer", "attaching", "Waiting"),
-        ("consumer", "ended", "State"), ("consumer", "opening", "Waiting"),
-    ],
-)  # fmt: skip
-def test_the_exploration_notices_a_move_that_is_missing(name: str, state: str, event: str) -> None:
-    broken = {
-        each: {
-            other: {e: to for e, to in moves.items() if (each, other, e) != (name, state, event)}
-            for other, moves in table.items()
-        }
-        for each, table in TABLES.items()
-    }
-    with pytest.raises(ProtocolError, match=f"^{event!r} in state {state!r}"):
-        explore(broken["server"], broken["consumer"])

@@ -22,10 +22,6 @@ class Sent(NamedTuple):
     held_bytes: int
 
 
-def sent(rows: int, num_bytes: int) -> Sent:
-    return Sent(rows, num_bytes)
-
-
 def test_a_consumer_tells_what_is_new() -> None:
     stats = ConsumerStats()
     stats.checked_s, stats.corrupt = 0.5, 1
@@ -40,8 +36,8 @@ def test_a_consumer_tells_what_is_new() -> None:
 
 def test_a_server_adds_up_what_it_is_told() -> None:
     account = QueueStats()
-    account.add_report(Report(1.0, 0.5, 1, 0), [sent(4, 64), sent(3, 48)], 10.0)
-    account.add_report(Report(2.0, 0.25, 0, 3), [sent(4, 64)], 20.0)
+    account.add_report(Report(1.0, 0.5, 1, 0), [Sent(4, 64), Sent(3, 48)], 10.0)
+    account.add_report(Report(2.0, 0.25, 0, 3), [Sent(4, 64)], 20.0)
     assert (account.used.batches, account.used.rows, account.used.bytes) == (3, 11, 176)
     assert (account.wait_s(20.0), account.corrupt, account.asked_at) == (3.0, 1, 20.0)
     assert account.most_checked_s == 0.75

@@ -3,16 +3,13 @@ position begin there."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
 import pytest
 
 import feeder
@@ -26,7 +23,7 @@ from feeder.service.server.serve import Server
 from feeder.service.server.watermark import LowWatermark
 from feeder.workers.stream.position import LazyPosition
 from peers import Stalled, peer_of, used
-from small import WAIT_S, Aside, Heard, Pure, ids, make
+from small import WAIT_S, Pure, ids, make
 
 pytestmark = pytest.mark.served
 
@@ -177,81 +174,6 @@ def test_when_all_has_been_used_the_end_is_stored(tmp_path: Path) -> None:
         assert server.wait(WAIT_S)
 
 
-@pytest.mark.parametrize("closes_first", [False, True])
-def test_also_where_all_came_back_with_it(
-    closes_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their server was killed when they had received everything; they may have closed since."""
-    address = f"ipc://{tmp_path}/feed"
-    with (
-        monkeypatch.context() as patch,
-        feeder.serve(factory(), address, checkpoints=tmp_path / "run"),
-    ):
-        patch.setattr(ServerLoop, "_farewell", lambda serving: None)
-        consumer = feeder.connect(address, credit=NUM_BATCHES + 2)
-        seen = ids([next(consumer)])
-        while not consumer._loop._session.has_ended:
-            consumer.snapshot()
-    assert step_in(tmp_path / "run") <= 1
-    settings: dict[str, Any] = {"resume": "latest", "exit_when": "acknowledged"}
-    with consumer, ExitStack() as stack:
-        if closes_first:
-            assert seen + ids(consumer) == whole()[0]
-            begun, stop = threading.Event(), consumer._loop.stop
-            monkeypatch.setattr(consumer._loop, "stop", lambda: (stop(), begun.set()))
-            closing = Aside(consumer.close)
-            assert begun.wait(WAIT_S)
-        server = stack.enter_context(
-            feeder.serve(factory(), address, checkpoints=tmp_path / "run", **settings)
-        )
-        if closes_first:
-            closing.result()
-        else:
-            assert seen + ids(consumer) == whole()[0]
-            consumer.close()
-        assert server.wait(WAIT_S)
-    assert step_in(tmp_path / "run") == NUM_BATCHES + 1
-
-
-def test_who_has_not_had_everything_looks_for_no_other_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would hold the queue that its successor comes for."""
-    lost = Heard("looking for a server")
-    monkeypatch.setattr(logging.getLogger("feeder"), "handlers", [lost])
-    with feeder.serve(factory(), f"ipc://{tmp_path}/feed") as server:
-        consumer = feeder.connect(server.addresses[0], credit=2)
-        next(consumer)
-    assert lost.event.wait(WAIT_S)
-    consumer.close()  # Raises where the thread takes long.
-
-
-def test_a_server_that_nobody_used_stores_where_it_began(tmp_path: Path) -> None:
-    with serving(factory(), checkpoints=tmp_path):
-        pass
-    assert step_in(tmp_path) == 0
-    with (
-        serving(factory(), resume="latest", checkpoints=tmp_path) as server,
-        reading(server) as consumer,
-    ):
-        assert ids(consumer) == whole()[0]
-
-
-def test_all_feeds_of_a_server_are_in_its_checkpoint(tmp_path: Path) -> None:
-    def two() -> feeder.Coordinator:
-        return make(Pure(), coordinator=factory()(), input_source_name="val")
-
-    with (
-        serving(two, checkpoints=tmp_path) as server,
-        reading(server, feed="train", credit=1) as consumer,
-    ):
-        for _ in range(8):
-            next(consumer)
-    assert CheckpointStore(tmp_path).get("feed.00000000").meta["feeds"] == {
-        "train[0]": 8, "val[0]": 0,
-    }  # fmt: skip
-
-
 def test_what_does_not_fit_is_refused_before_anything_is_served(tmp_path: Path) -> None:
     with serving(factory(), checkpoints=tmp_path):
         pass
@@ -280,18 +202,6 @@ def test_a_place_that_cannot_be_written_to_is_told_and_the_feed_is_served(
     caplog.clear()  # the errors in the records hold the server
 
 
-def test_a_trainer_keeps_its_position_in_a_store_of_its_own(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, writer="trainer_0")
-    with serving(factory()) as server, store:
-        with reading(server) as consumer:
-            for _ in range(7):
-                next(consumer)
-            store.save(consumer.snapshot(), step=700)
-        with reading(server, resume=store) as consumer:
-            assert ids(consumer) == whole()[0][28:]
-    assert store.get("trainer_0.00000000").meta == {"step": 700, "feeds": {"train[0]": 7}}
-
-
 # ---- the rules
 
 
@@ -307,158 +217,45 @@ def used_by(
     return LowWatermark(factory_of_feed), lambda step: places[step]
 
 
-def step_of(used: LowWatermark) -> int:
-    return used.state().summary[2]
+EVENTS = {
+    "the slowest queue tells the round": (
+        3, 1, "@0,1,2=0 2:2,5,8=0 1:1,4,7=0 0:0=3 0:3=6 0:6=9 0:9=9"
+    ),
+    "the slowest replica tells the round": (
+        2, 2, "@0,0,1,1 3:1,3,5=0 0:0,2,4=0 2:1,3,5=0 1:0=2 1:2=4 1:4=6"
+    ),
+    "what was used stands until a round has been used from the new place on": (
+        2, 1, "@0,1 0:0,2,4 1:1,3=4 @2,3=4 1:3=4 0:2=4 @0,1 0:0 1:1=2"
+    ),
+    "it stands while one of those that went back is behind it": (
+        2, 1, "@0,1 0:0,2,4 1:1,3,5=6 @0,1 1:1,3=6 0:0=2"
+    ),
+    "it stands while a queue's consumer is away": (
+        2, 1, "@0,1 0:0 1:1 ?inf,3 1:3,5=2 @2,7 0:2,4=2 1:7 0:6=8"
+    ),
+    # The last queue's batches end the rounds.
+    "a queue that has had everything holds nobody back": (
+        2, 1, "@0,inf 0:0,2=0 @inf,1 1:1,3=4"
+    ),
+    "nor does one that has used its last batches after all": (
+        2, 1, "@0,1 1:1,3 ?inf,5 -0=0 @0,1 1:1,3 -0=4 -1=4"
+    ),
+}  # fmt: skip
+"""Queues, replicas, and what happens. `@`: the feed begins where seats want these batches; `?`: and
+some lack; `2:5,8`: seat 2 has used these; `-0`: seat 0 has had all; `=4`: the step from then on."""
 
 
-def test_the_slowest_queue_tells_the_round() -> None:
-    used, place = used_by(3)
-    columns = None
-    used.restart_at([0, 1, 2])
-    assert step_of(used) == 0
-    for queue in (2, 1):
-        used.note(queue, [place(queue), place(queue + 3), place(queue + 6)], columns)
-        assert step_of(used) == 0
-    for number in count(1):
-        used.note(0, [place(3 * number - 3)], columns)
-        assert step_of(used) == 3 * number
-        if number == 3:
-            break
-    used.note(0, [place(9)], columns)
-    assert step_of(used) == 9
-
-
-def test_the_slowest_replica_tells_the_round() -> None:
-    used, place = used_by(2, replicas=2)
-    used.restart_at([0, 0, 1, 1])
-    for seat in (3, 0, 2):
-        used.note(seat, [place(seat // 2 + 2 * number) for number in range(3)], None)
-        assert step_of(used) == 0
-    for number in range(3):
-        used.note(1, [place(2 * number)], None)
-        assert step_of(used) == 2 * number + 2
-
-
-def test_what_was_used_stands_until_a_round_has_been_used_from_the_new_place_on() -> None:
-    used, place = used_by(2)
-    used.restart_at([0, 1])
-    used.note(0, [place(0), place(2), place(4)], None)
-    used.note(1, [place(1), place(3)], None)
-    assert step_of(used) == 4
-    used.restart_at([2, 3])  # trainers that were put back
-    assert step_of(used) == 4
-    used.note(1, [place(3)], None)
-    assert step_of(used) == 4
-    used.note(0, [place(2)], None)
-    assert step_of(used) == 4
-    used.restart_at([0, 1])
-    used.note(0, [place(0)], None)
-    used.note(1, [place(1)], None)
-    assert step_of(used) == 2
-
-
-def test_it_stands_while_one_of_those_that_went_back_is_behind_it() -> None:
-    used, place = used_by(2)
-    used.restart_at([0, 1])
-    used.note(0, [place(0), place(2), place(4)], None)
-    used.note(1, [place(1), place(3), place(5)], None)
-    assert step_of(used) == 6
-    used.restart_at([0, 1])
-    used.note(1, [place(1), place(3)], None)
-    assert step_of(used) == 6
-    used.note(0, [place(0)], None)
-    assert step_of(used) == 2
-
-
-def test_what_was_used_stands_while_a_queues_consumer_is_away() -> None:
-    used, place = used_by(2)
-    used.restart_at([0, 1])
-    used.note(0, [place(0)], None)
-    used.note(1, [place(1)], None)
-    used.restart_at([np.inf, 3], lacks_some=True)
-    used.note(1, [place(3), place(5)], None)
-    assert step_of(used) == 2 and not used._ends
-    used.restart_at([2, 7])
-    used.note(0, [place(2), place(4)], None)
-    assert step_of(used) == 2
-    used.note(1, [place(7)], None)
-    used.note(0, [place(6)], None)
-    assert step_of(used) == 8
-
-
-def test_a_queue_that_has_had_everything_holds_nobody_back() -> None:
-    used, place = used_by(2)
-    used.restart_at([0, np.inf])
-    used.note(0, [place(0), place(2)], None)
-    assert step_of(used) == 0  # the last queue's batches end the rounds
-    used.restart_at([np.inf, 1])
-    used.note(1, [place(1), place(3)], None)
-    assert step_of(used) == 4
-
-
-def test_a_queue_that_has_used_its_last_batches_after_all_holds_nobody_back() -> None:
-    used, place = used_by(2)
-    used.restart_at([0, 1])
-    used.note(1, [place(1), place(3)], None)
-    used.restart_at([np.inf, 5], lacks_some=True)
-    used.leave_out(0, None)
-    assert step_of(used) == 0
-    used.restart_at([0, 1])
-    used.note(1, [place(1), place(3)], None)
-    used.leave_out(0, None)
-    assert step_of(used) == 4
-    used.leave_out(1, None)
-    assert step_of(used) == 4
-
-
-def position_of(server: feeder.Server, *heard: feeder.Consumer) -> int:
-    """The first batch that not everybody has used, once the server has heard of what they used."""
-    for consumer in heard:
-        consumer.snapshot()
-    step: int = server._position().states[0].summary[2]
-    return step
-
-
-@pytest.mark.parametrize("comes_back", [False, True])
-def test_what_was_sent_and_is_not_used_is_not_stored(tmp_path: Path, comes_back: bool) -> None:
-    """Also where another trainer comes back, from whose place on the feed is made again."""
-    wish = {"queue": 1, "credit": 8}
-    with (
-        serving(factory(), queues=2, checkpoints=tmp_path) as server,
-        reading(server, queue=0, credit=8) as slow,
-    ):
-        fast = feeder.connect(server.addresses[0], **wish)
-        assert [next(slow).step for _ in range(2)] == [0, 2]
-        assert [next(fast).step for _ in range(4)] == [1, 3, 5, 7]
-        if comes_back:
-            state = fast.state_dict()
-            fast.close()
-            fast = feeder.connect(server.addresses[0], resume=state, rejoin=True, **wish)
-        with fast:
-            for _ in range(5):
-                next(fast)
-            assert position_of(server, fast, slow) == 4
-            for _ in range(5):
-                next(slow)
-            assert position_of(server, slow) == 14
-
-
-def test_nor_is_what_a_consumer_had_when_it_lost_its_server(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/feed"
-    with feeder.serve(factory(), address, queues=2):
-        slow = feeder.connect(address, queue=0, credit=16)
-        fast = feeder.connect(address, queue=1, credit=2)
-        assert (next(slow).step, next(fast).step) == (0, 1)
-        for _ in range(100):  # At each some of what has been made may have come.
-            if slow.stats()["prefetched_batches"] >= 6:
-                break
-            slow.snapshot()
-    with feeder.serve(factory(), address, queues=2) as server, slow, fast:
-        assert [next(fast).step for _ in range(5)] == [*range(3, 12, 2)]
-        assert position_of(server, fast) == 0
-        # The other has come back too, and more may have come until its server was gone.
-        lease = slow._loop.inbox.lease
-        assert lease is not None and lease.base >= 7
-        for _ in range(lease.base):
-            step = next(slow).step
-        assert 0 < position_of(server, slow) <= step + 2
+@pytest.mark.parametrize(("num_queues", "replicas", "events"), EVENTS.values(), ids=EVENTS)
+def test_how_far_all_have_used(num_queues: int, replicas: int, events: str) -> None:
+    used, place = used_by(num_queues, replicas)
+    for event in events.split():
+        what, _, step = event.partition("=")
+        seat, is_use, steps = what.partition(":")
+        if is_use:
+            used.note(int(seat), [place(int(one)) for one in steps.split(",")], None)
+        elif what[0] == "-":
+            used.leave_out(int(what[1:]), None)
+        else:
+            used.restart_at([*map(float, what[1:].split(","))], lacks_some=what[0] == "?")
+        if step:
+            assert used.state().summary[2] == int(step), event

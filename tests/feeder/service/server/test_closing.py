@@ -13,7 +13,7 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, serving
 from feeder.service.server import run as served_feeds
-from feeder.service.server.run import Outbox
+from feeder.service.server.run import Outbox, ServedFeed
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.stats import Stopwatch
 from feeds import make
@@ -70,29 +70,6 @@ def test_it_lets_go_of_memory_that_was_ready_though_a_fetch_function_does_not_re
         consumer.close()
 
 
-def test_what_is_asked_when_a_consumers_thread_has_just_ended_is_not_waited_for() -> None:
-    with serving(endless) as server:
-        consumer = feeder.connect(server.addresses[0])
-        position = consumer.state_dict()["feeder"]
-        consumer.close()
-        loop = consumer._loop
-        with pytest.raises(feeder.RemoteError, match="no snapshot"):
-            loop.request_snapshot().result(WAIT_S)
-        restarts = loop.inbox.num_restarts + 1
-        loop.call_soon(lambda: loop.reopen(restarts, position))
-        with pytest.raises(feeder.ClosedError):
-            loop.inbox.wait_for_opened(restarts)
-
-
-def test_of_several_reasons_why_nothing_more_comes_the_first_is_told() -> None:
-    with serving(endless) as server, feeder.connect(server.addresses[0]) as consumer:
-        inbox = consumer._loop.inbox
-        first = feeder.RemoteError("the first")
-        inbox.fail(first)
-        inbox.fail(feeder.RemoteError("the second"))
-        assert inbox.failure is first
-
-
 def test_an_outbox_that_is_closed_with_batches_has_not_come_to_the_end() -> None:
     """A server that was closed then told the end to a consumer that had not got the last batch,
     which asked no other server for it."""
@@ -127,3 +104,40 @@ def test_an_interrupt_while_a_server_starts_its_threads_leaves_none(
     with pytest.raises(KeyboardInterrupt):
         feeder.serve(endless, f"ipc://{tmp_path}/socket", checkpoints=tmp_path / "checkpoints")
     assert set(threading.enumerate()) == before
+
+
+def served_feed() -> ServedFeed:
+    config = endless()["train"].streams[0].config
+    factory: Any = SimpleNamespace(name="train", config=config, num_seats=1)
+    slots: Any = SimpleNamespace(drop=lambda: None)
+    return ServedFeed(factory, slots, lambda: None)
+
+
+def test_a_feed_that_is_closed_is_not_begun_again() -> None:
+    feed = served_feed()
+    feed.close()
+    feed.start_run(None, [0], lambda batches: None)
+    feed.run_maker()
+    assert (feed.run, feed.failure) == (None, None)
+
+
+def test_a_feed_that_is_begun_again_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_feeds, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    feed = served_feed()
+    assert [feed._may_rewind(0) for _ in range(8)] == [True] * 8
+    waiting = threading.Thread(target=lambda: outcome.append(feed._may_rewind(0)))
+    outcome: list[bool] = []
+    monkeypatch.setattr(served_feeds, "_REWIND_INTERVAL_S", 1e6)
+    waiting.start()
+    feed.stop_run()
+    waiting.join(WAIT_S)
+    assert outcome == [False]
+
+
+def test_of_several_reasons_why_nothing_more_comes_the_first_is_told() -> None:
+    with serving(endless) as server, feeder.connect(server.addresses[0]) as consumer:
+        inbox = consumer._loop.inbox
+        first = feeder.RemoteError("the first")
+        inbox.fail(first)
+        inbox.fail(feeder.RemoteError("the second"))
+        assert inbox.failure is first

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,11 @@ from feeder.service.protocol.membership import (
     Start,
     StartRun,
     StopRun,
-    Ticked,
     Used,
 )
 from feeder.workers.stream.rounds import Counting
 from feeds import make
-from served import Aside, outside, reading, serving, wait_until
-from small import Heard
+from served import outside, reading, serving
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -164,116 +161,6 @@ def test_ranks_whose_states_are_of_different_steps_are_told(rounds: str) -> None
     assert message in str(told.value)
 
 
-def test_different_steps_are_told_where_their_difference_is_no_round() -> None:
-    with (
-        serving(factory(), queues=4) as server,
-        reading(server, queue=0, resume=token_at(5)),
-        pytest.raises(feeder.ResumeError, match=r"1's checkpoint is of step 7 .* step 5 "),
-    ):
-        feeder.connect(server.addresses[0], queue=1, resume=token_at(7))
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_last_positions_of_an_epoch_and_the_start_of_the_next_may_be_of_one_step(
-    order: tuple[int, int],
-) -> None:
-    settings = {"rounds": "epoch", "last_round": "pad", "num": 7}
-    with outside(), factory(devices=3, **settings)() as coordinator:
-        devices = [coordinator["train"].on(i) for i in range(3)]
-        rounds = [[next(device) for device in devices] for _ in range(3)]
-    last = [batch.cut.token() for batch in rounds[-1]]
-    # Those of a round before the last are not, and the run finds it out.
-    for tokens, fits in ((last, True), ([rounds[1][0].cut.token(), *last[1:]], False)):
-        with serving(factory(**settings), queues=2) as server, ExitStack() as stack:
-            queues = {
-                i: stack.enter_context(reading(server, queue=i, resume=tokens[i])) for i in order
-            }
-            told = [Aside(lambda queue=queues[i]: next(queue).step) for i in (0, 1)]
-            if fits:
-                assert [one.result() for one in told] == [7, 8]
-                continue
-            for one in told:
-                with pytest.raises(feeder.ResumeError, match="are of different rounds: some are"):
-                    one.result()
-
-
-def test_batches_that_fill_up_an_epoch_have_no_numbers_of_the_next() -> None:
-    """The stream passes a position of the next epoch there, and not before."""
-    settings = {"rounds": "epoch", "last_round": "pad", "num": 7}
-    with outside(), factory(devices=3, **settings)() as coordinator:
-        devices = [coordinator["train"].on(i) for i in range(3)]
-        rounds = [[next(device) for device in devices] for _ in range(4)]
-    assert [batch.rows for batch in rounds[2]] == [4, 0, 0]
-    assert [batch.step for batch in rounds[2] + rounds[3]] == [6, 7, 8, 7, 8, 9]
-    last = rounds[3][0], rounds[0][1], rounds[0][2]
-    with serving(factory(**settings), queues=3) as server, ExitStack() as stack:
-        queues = [
-            stack.enter_context(reading(server, queue=i, resume=batch.cut.token(), rejoin=True))
-            for i, batch in enumerate(last)
-        ]
-        told = [Aside(lambda queue=queue: next(queue).step) for queue in queues]
-        assert [one.result() for one in told] == [10, 4, 5]
-
-
-@pytest.mark.parametrize("taken", [(3, 2), (2, 2), (3, 1)])
-def test_each_rank_may_go_on_from_its_own_end_of_an_uneven_epoch(taken: tuple[int, int]) -> None:
-    """The last round has a batch for one of two: where the other stands before it, it stands after
-    it as well, but not where it stands before a round in which it had one."""
-    settings = {"rounds": "epoch", "last_round": "uneven", "num": 5}
-    with outside(), factory(devices=2, **settings)() as coordinator:
-        last: list[Any] = [None, None]
-        for queue, num in enumerate(taken):
-            for _ in range(num):
-                last[queue] = next(coordinator["train"].on(queue))
-    tokens = [batch.cut.token() for batch in last]
-    with serving(factory(**settings), queues=2) as server, ExitStack() as stack:
-        queues = [stack.enter_context(reading(server, queue=i, resume=tokens[i])) for i in (0, 1)]
-        told = [Aside(lambda queue=queue: next(queue).step) for queue in queues]
-        if taken == (3, 2):
-            assert [one.result() for one in told] == [5, 6]
-        elif taken == (2, 2):
-            assert [one.result() for one in told] == [4, 6]
-        else:
-            for one in told:
-                with pytest.raises(feeder.ResumeError, match="are of different rounds: some are"):
-                    one.result()
-
-
-def test_who_comes_back_need_not_be_of_the_round_of_one_that_starts() -> None:
-    """Also where rounds end with epochs. One that starts has lost its connection before its first
-    batch, while the other one has gone on."""
-    feed = Membership(2, 30.0, counting=Counting(2, per_epoch=True))
-    feed.handle(Asks(0, "one that starts"), 0.0)
-    start = Start(9, epoch=1, index=1, nobodys=1, into_round=0)
-    feed.handle(Asks(1, "one that comes back", start=start, rejoins=True), 0.0)
-    for queue in range(2):
-        done = feed.handle(Attaches(queue), 0.0)
-    (run,) = [one for one in done if isinstance(one, StartRun)]
-    assert (run.stands, run.void) == ((0, 1), None)
-
-
-@pytest.mark.parametrize("order", [*permutations(range(3))])
-def test_whoever_comes_back_first_rounds_begin_where_the_earliest_epoch_says(
-    order: tuple[int, ...],
-) -> None:
-    """With rounds of an epoch: of earlier epochs than its own a position does not say it."""
-    feed = Membership(3, 30.0, counting=Counting(3, per_epoch=True))
-    starts = (
-        Start(30, epoch=2, index=3, into_round=0),
-        Start(14, epoch=0, index=14, into_round=0),  # The job went on from batch 2 of epoch 0.
-        Start(12, epoch=0, index=12, into_round=1),
-    )
-    for queue in order:
-        asked = Asks(queue, f"trainer {queue}", start=starts[queue], rejoins=True)
-        assert not [one for one in feed.handle(asked, 0.0) if isinstance(one, Refuse)]
-    numbers = [feed.counting.number(start) for start in starts]
-    assert [feed.counting.queue(number) for number in numbers] == [0, 0, 1]
-    # Who is of the same epoch says where its rounds begin.
-    strange = Start(13, epoch=0, index=13, into_round=0)
-    (refused,) = feed.handle(Asks(0, "another", start=strange, takes_over=True), 0.0)
-    assert "queue 0's checkpoint is of batch 13 of epoch 0, and queue 1" in str(refused.error)
-
-
 def test_different_rounds_are_looked_for_again_where_the_feed_begins_again() -> None:
     """The first run may have ended before it came to a batch that tells."""
     feed = Membership(3, 30.0, counting=Counting(3, per_epoch=True))
@@ -332,33 +219,6 @@ def test_who_comes_back_is_dealt_to_as_those_who_are_here() -> None:
     assert (run.stands, run.first_steps) == ((0, 1, 2), [7, 8, 9])
 
 
-def test_who_comes_back_from_a_position_within_a_round_begins_where_the_others_did() -> None:
-    """One rank's state is for all. It lies within a round that all of them have used."""
-    token = token_at(3, num_devices=4)
-    with serving(factory(), queues=4) as server, ExitStack() as stack:
-        first = [stack.enter_context(reading(server, queue=i, resume=token)) for i in range(3)]
-        with reading(server, queue=3, resume=token) as lost:
-            assert [next(queue).step for queue in (*first, lost)] == [4, 5, 6, 7]
-        # It had saved nothing of its own.
-        last = stack.enter_context(reading(server, queue=3, resume=token, rejoin=True))
-        assert [next(last).step for _ in range(2)] == [7, 11]
-        assert next(first[0]).step == 8
-
-
-def test_one_that_hangs_is_sent_away_where_others_are_dealt_otherwise() -> None:
-    feed = Membership(2, 30.0)
-    for queue in range(2):
-        asks(feed, queue, 4, 0)
-        feed.handle(Attaches(queue), 0.0)
-    feed.handle(Ticked(), 31.0)
-    done = asks(feed, 0, 9, 0, takes_over=True)
-    assert [(one.seat, type(one.error)) for one in done if isinstance(one, SendAway)] == [
-        (0, feeder.LeaseLost),
-        (1, feeder.LeaseLost),
-    ]
-    assert feed.counting == Counting(2, begins=9)
-
-
 # ---- unequal numbers of batches
 
 
@@ -376,28 +236,6 @@ def test_a_consumer_says_once_that_queues_may_get_unequal_numbers_of_batches(
                 assert first_steps(server) == [*range(queues)]
             assert caplog.text.count(told) == num * queues, (settings, queues)
             assert ("last_round='drop' or 'pad'" in caplog.text) == bool(num)
-
-
-def test_it_is_not_said_again_where_a_state_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
-    state = {"feeder": token_at(4, num_devices=2)}
-    told = "its queues get unequal numbers of batches"
-    heard, logger = Heard(told), logging.getLogger("feeder")
-    logger.addHandler(heard)
-    try:
-        with (
-            caplog.at_level(logging.WARNING, "feeder"),
-            serving(factory(), queues=2) as server,
-            reading(server, queue=0) as left,
-            reading(server, queue=1) as right,
-        ):
-            # The feed has run for both before they load.
-            wait_until(heard.event.is_set)
-            for one in (left, right):
-                one.load_state_dict(state)
-            assert [next(one).step for one in (left, right)] == [4, 5]
-    finally:
-        logger.removeHandler(heard)
-    assert caplog.text.count(told) == 2
 
 
 # ---- one global batch
@@ -446,3 +284,29 @@ def test_nobody_waits_for_one_that_has_no_position_where_all_skip_the_same() -> 
     done = feed.handle(Used(0, begun=True), 0.0)
     assert feed.missing() == []
     assert not any(isinstance(one, StopRun) for one in done)
+
+
+def test_who_comes_back_need_not_be_of_the_round_of_one_that_starts() -> None:
+    """Also where rounds end with epochs. One that starts has lost its connection before its first
+    batch, while the other one has gone on."""
+    feed = Membership(2, 30.0, counting=Counting(2, per_epoch=True))
+    feed.handle(Asks(0, "one that starts"), 0.0)
+    start = Start(9, epoch=1, index=1, nobodys=1, into_round=0)
+    feed.handle(Asks(1, "one that comes back", start=start, rejoins=True), 0.0)
+    for queue in range(2):
+        done = feed.handle(Attaches(queue), 0.0)
+    (run,) = [one for one in done if isinstance(one, StartRun)]
+    assert (run.stands, run.void) == ((0, 1), None)
+
+
+def test_who_comes_back_from_a_position_within_a_round_begins_where_the_others_did() -> None:
+    """One rank's state is for all. It lies within a round that all of them have used."""
+    token = token_at(3, num_devices=4)
+    with serving(factory(), queues=4) as server, ExitStack() as stack:
+        first = [stack.enter_context(reading(server, queue=i, resume=token)) for i in range(3)]
+        with reading(server, queue=3, resume=token) as lost:
+            assert [next(queue).step for queue in (*first, lost)] == [4, 5, 6, 7]
+        # It had saved nothing of its own.
+        last = stack.enter_context(reading(server, queue=3, resume=token, rejoin=True))
+        assert [next(last).step for _ in range(2)] == [7, 11]
+        assert next(first[0]).step == 8

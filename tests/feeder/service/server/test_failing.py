@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -15,7 +14,6 @@ import feeder
 import small
 from conformance.served import reading, serving
 from feeder.service.server import io_loop as serving_module
-from feeder.service.server.delivery import Delivery
 from feeder.service.server.group import ConsumerGroup
 from feeds import make
 
@@ -58,31 +56,10 @@ def check_serving(server: feeder.Server) -> None:
         server.figures()
 
 
-def test_a_failure_is_logged_once_for_all_queues(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        serving(failing, queues=2) as server,
-        reading(server, queue=0) as left,
-        reading(server, queue=1) as right,
-    ):
-        read_to_the_failure(left)
-        read_to_the_failure(right)
-    (told,) = failures(caplog)
-    assert told.startswith("feed 'train' has failed: worker ")
-    assert "Traceback (most recent call last)" in told and "in fail" in told
-
-
-def test_a_server_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    """Who comes later begins the feed again, and it fails again."""
-    with serving(failing) as server:
-        for num in (1, 2):
-            with reading(server) as consumer:
-                read_to_the_failure(consumer)
-            assert len(failures(caplog)) == num
-        check_serving(server)
-        assert server.failure is None
-
-
-def test_a_server_ends_once_all_its_consumers_were_told_of_a_failure() -> None:
+def test_a_server_ends_once_all_its_consumers_were_told_of_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Which is logged once."""
     with (
         serving(failing, queues=2, exit_when="acknowledged") as server,
         reading(server, queue=0) as left,
@@ -94,6 +71,9 @@ def test_a_server_ends_once_all_its_consumers_were_told_of_a_failure() -> None:
         read_to_the_failure(right)
         assert server.wait(END_S)
         assert isinstance(server.failure, feeder.FetchError)
+    (told,) = failures(caplog)
+    assert told.startswith("feed 'train' has failed: worker ")
+    assert "Traceback (most recent call last)" in told and "in fail" in told
 
 
 def test_a_server_waits_for_nobody_who_is_not_there_after_a_failure() -> None:
@@ -142,51 +122,6 @@ def test_a_position_that_does_not_fit_ends_no_server() -> None:
         with reading(server) as consumer:
             read_to_the_failure(consumer)
         assert server.wait(END_S) and isinstance(server.failure, feeder.FetchError)
-
-
-def test_the_stack_of_a_call_that_does_not_return_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    go_on = threading.Event()
-
-    def hang(call: feeder.Call) -> Any:
-        go_on.wait(END_S)
-        return [np.zeros(4)]
-
-    with serving(lambda: failing(hang, timeout=0.2)) as server, reading(server) as consumer:
-        with pytest.raises(feeder.FetchTimeout):
-            next(consumer)
-        go_on.set()
-    (told,) = failures(caplog)
-    assert "has not returned" in told and "in hang" in told
-
-
-def test_where_a_thread_cannot_be_started_none_is_left_and_the_next_consumer_is_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start, is_short, started = threading.Thread.start, True, list[threading.Thread]()
-
-    def refuse(thread: threading.Thread) -> None:
-        if is_short and thread.name == "feeder train enqueuer":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-        if thread.name.startswith("feeder train fetcher"):
-            started.append(thread)
-
-    def factory() -> feeder.Coordinator:
-        return failing(lambda call: [np.full(4, call.index)], epochs=None)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with serving(factory) as server:
-        with reading(server) as consumer, pytest.raises(feeder.RemoteError, match="can't start"):
-            next(consumer)
-        assert started
-        for thread in started:
-            thread.join(END_S)
-            assert not thread.is_alive()
-        is_short = False
-        with reading(server) as consumer:
-            assert [next(consumer).step for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_fault_of_the_servers_own_reaches_who_asks_for_a_queue(
@@ -245,36 +180,6 @@ def test_columns_that_consumers_cannot_be_told_are_an_error_of_the_feed(
         for _ in range(2):
             with pytest.raises(feeder.ConfigError, match=told):
                 next(consumer)
-
-
-def test_what_the_server_does_wrong_for_one_consumer_ends_no_other(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    let_go, is_wrong = Delivery.let_go, True
-
-    def wrong(delivery: Delivery, lease: Any, news: Any) -> None:
-        nonlocal is_wrong
-        if lease.queue == 1 and news.batches and is_wrong:
-            is_wrong = False
-            raise feeder.ProtocolError("slots were released twice")
-        let_go(delivery, lease, news)
-
-    def two() -> feeder.Coordinator:
-        return failing(lambda call: [np.full(4, call.index)], epochs=None, devices=2)
-
-    with serving(two) as server, reading(server, queue=0, credit=2) as other:
-        with reading(server, queue=1, credit=2) as one:
-            assert [next(it).step for _ in range(3) for it in (other, one)] == [*range(6)]
-            state = one.state_dict()
-            monkeypatch.setattr(Delivery, "let_go", wrong)
-            with pytest.raises(feeder.ProtocolError, match="released twice"):
-                list(one)
-        with reading(server, queue=1, resume=state, rejoin=True) as again:
-            steps = [next(it).step for _ in range(9) for it in (other, again)]
-        assert steps == [*range(6, 24)]
-        assert other.stats()["reconnects"] == 0
-        assert server.failure is None
-    caplog.clear()
 
 
 def test_a_server_whose_own_thread_fails_says_so(

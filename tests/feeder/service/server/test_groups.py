@@ -48,7 +48,7 @@ class Collecting:
 def collect(form: str, pattern: str, **settings: Any) -> tuple[list[Batch], Grouping, Identity]:
     """All batches of a stream in slots of an arena, and what tells of them on either side."""
     fetch = make_fetch(form, pattern)
-    coordinator = make(fetch, epochs=EPOCHS, max_buffered_batches=1000, **settings)
+    coordinator = make(fetch, **{"epochs": EPOCHS, "max_buffered_batches": 1000, **settings})
     (stream,) = coordinator["train"].streams
     config, positions, queue = stream.config, stream.positions, Collecting()
     slots = ArenaSlots(1, lambda device, slot_bytes: 200)
@@ -131,3 +131,9 @@ def test_a_group_counts_no_more_chunks_of_a_span_than_a_message_may(
     whole = most_chunks()
     monkeypatch.setattr(delivery, "MAX_CHUNKS", whole - 2)
     assert most_chunks() <= whole - 2
+
+
+def test_all_slots_are_filled_and_handed_over() -> None:
+    """Their number is fixed: copies need not wait until batches have been sent, as calls do."""
+    batches, _, _ = collect("pure", "small", max_buffered_batches=2)
+    assert len(batches) > 10

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -18,7 +18,6 @@ import zmq
 import feeder
 from conformance.served import reading, serving
 from feeder import (
-    AuthError,
     ConfigError,
     ConnectTimeout,
     Coordinator,
@@ -26,14 +25,13 @@ from feeder import (
     ResumeError,
     SnapshotFormatError,
 )
-from feeder.service.net.keys import make_keys
 from feeder.service.net.security import read_event
 from feeder.service.protocol import messages as say
 from feeder.service.server import io_loop as serving_module
 from feeder.service.server.io_loop import ServerLoop
 from feeds import Record, assert_same, expected, make, note
 from fetches import make_fetch
-from peers import OPEN, RawPeer, peer_of
+from peers import OPEN, RawPeer, Stalled, peer_of, used
 
 pytestmark = pytest.mark.served
 
@@ -61,29 +59,8 @@ def address() -> Iterator[str]:
         assert consumer.stats()["reconnects"] == 0
 
 
-def test_who_died_before_it_was_heard_holds_no_queue(
-    monkeypatch: pytest.MonkeyPatch, stream: list[Record]
-) -> None:
-    """As a trainer that is killed while its server starts: that it is gone was told before it said
-    Open, as far as the server knows, and is not told again."""
-    send, heard = ServerLoop.send, Event()
-
-    def unreachable(self: ServerLoop, peer: Any, message: say.Message, frames: Any) -> bool:
-        if isinstance(message, say.Opened) and not heard.is_set():
-            heard.set()
-            return False
-        return send(self, peer, message, frames)
-
-    monkeypatch.setattr(ServerLoop, "send", unreachable)
-    with serving(factory) as server, peer_of(server.addresses[0]) as dead:
-        dead.say(say.Open(**(OPEN | {"feed": ""})))
-        assert heard.wait(WAIT_S)
-        with reading(server) as consumer:
-            assert_same([note(batch) for batch in consumer], stream)
-
-
 @pytest.mark.parametrize("scheme", ("ipc", "tcp"))
-def test_nor_does_who_died_before_it_was_read(
+def test_who_died_before_it_was_read_holds_no_queue(
     monkeypatch: pytest.MonkeyPatch, stream: list[Record], scheme: str
 ) -> None:
     """As a trainer that is killed just after it said Open: the end of its connection is known when
@@ -114,6 +91,25 @@ def test_nor_does_who_died_before_it_was_read(
             assert_same([note(batch) for batch in consumer], stream)
 
 
+def test_a_lease_that_was_renewed_in_time_outlives_a_stall_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(factory) as server, peer_of(server.addresses[0]) as peer:
+        generation = peer.opens(feed="").generation
+        stalled, group = Stalled(monkeypatch, server), server._groups["train"]
+        group.membership.lease_s = 0.3
+        for is_first in (True, False):
+            peer.say(used(generation, 0))
+            assert not is_first or stalled.entered.wait(WAIT_S)
+        assert group.leases[0] is not None
+        while time.monotonic() < group.leases[0].member.expires:
+            Event().wait(0.01)
+        stalled.go_on.set()
+        while len(stalled.expired) < 2:
+            Event().wait(0.01)
+    assert stalled.expired == [0, 0]
+
+
 def test_what_a_peer_says_of_itself_moves_no_terminals_cursor(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -130,28 +126,28 @@ def test_what_a_peer_says_of_itself_moves_no_terminals_cursor(
     assert all(line.isprintable() for line in lines)
 
 
-def test_second_consumer_is_told_who_holds_the_queue(address: str) -> None:
-    holder = rf"queue 0 is held by pid {os.getpid()} on .*takeover=True"
-    with pytest.raises(LeaseLost, match=holder):
-        feeder.connect(address)
-
-
-@pytest.mark.parametrize("queue", (1, 4096, 2**31 - 1))
-def test_queue_out_of_range(address: str, queue: int) -> None:
-    with pytest.raises(ConfigError, match=f"queue is {queue}.*expected 0 to 0"):
-        feeder.connect(address, queue=queue)
-
-
-def test_feed_that_is_not_served(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"feed is 'tarin', expected one of \['train'\]"):
-        feeder.connect(address, feed="tarin")
-
-
 def position_of(**settings: Any) -> dict[str, bytes]:
     with factory(**settings) as coordinator:
         (name,) = coordinator
         next(coordinator[name])
         return coordinator.state_dict()
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({}, LeaseLost, rf"queue 0 is held by pid {os.getpid()} on .*takeover=True"),
+    ({"queue": 1}, ConfigError, "queue is 1.*expected 0 to 0"),
+    ({"queue": 2**31 - 1}, ConfigError, "queue is 2147483647.*expected 0 to 0"),
+    ({"feed": "tarin"}, ConfigError, r"feed is 'tarin', expected one of \['train'\]"),
+    ({"resume": b"x" * 100, "takeover": True}, SnapshotFormatError, "expected"),
+]
+
+
+@pytest.mark.parametrize(("wish", "error", "told"), REFUSED)
+def test_who_may_not_have_it_is_told_why(
+    address: str, wish: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        feeder.connect(address, **wish)
 
 
 @pytest.mark.parametrize(
@@ -168,13 +164,6 @@ def position_of(**settings: Any) -> dict[str, bytes]:
 def test_position_of_another_feed(address: str, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ResumeError, match=told):
         feeder.connect(address, resume=position_of(**settings), takeover=True)
-
-
-def test_token_of_other_settings(address: str) -> None:
-    with factory(seed=3) as coordinator:
-        token = next(coordinator["train"]).cut.token()
-    with pytest.raises(ResumeError):
-        feeder.connect(address, resume=token, takeover=True)
 
 
 def test_bytes_that_are_no_position(address: str) -> None:
@@ -209,31 +198,3 @@ def test_rank_of_the_launcher_is_the_queue(monkeypatch: pytest.MonkeyPatch) -> N
 def test_address_with_nobody_behind(address: str) -> None:
     with pytest.raises(ConnectTimeout, match=rf"no answer from {address} within 0\.2 s"):
         feeder.connect(address, timeout=0.2)
-
-
-@pytest.mark.parametrize("address", ("tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"))
-def test_port_that_others_reach_needs_keys(address: str) -> None:
-    with pytest.raises(ConfigError, match="keys"):
-        feeder.serve(factory, address)
-
-
-def test_keys_say_who_comes_in(
-    tmp_path: Path, stream: list[Record], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.ERROR)
-    server_keys, stranger_keys = tmp_path / "server", tmp_path / "stranger"
-    make_keys(server_keys)
-    make_keys(stranger_keys)
-    # One that knows the server's key, and is not on its list.
-    unlisted = tmp_path / "unlisted"
-    make_keys(unlisted)
-    (unlisted / "server.key").write_bytes((server_keys / "server.key").read_bytes())
-    with (
-        serving(factory, "tcp", keys=server_keys) as server,
-        reading(server, keys=server_keys) as good,
-    ):
-        first = [note(next(good))]
-        for keys in (None, stranger_keys, unlisted):
-            with pytest.raises(AuthError, match="refuses"):
-                feeder.connect(server.addresses[0], keys=keys)
-        assert_same(first + [note(batch) for batch in good], stream)

@@ -53,27 +53,6 @@ def test_leftover_rows_above_a_control_message_go_to_a_server_of_the_same_user()
         assert rows_of(consumer) == expected
 
 
-def test_before_the_first_batch_the_position_is_what_was_resumed_from() -> None:
-    """With the columns, as in process; and at the end of a queue that got no batch."""
-    settings: dict[str, Any] = {"batch_size": 4, "devices": 2}
-    with small.make(small.Pure(9, rows=4), **settings) as feed:
-        for _ in range(4):
-            for queue in range(2):
-                next(feed["train"].on(queue))
-        state = feed.state_dict()
-    with small.make(small.Pure(9, rows=4), resume=state, **settings) as feed:
-        assert feed.state_dict() == state
-    with (
-        serving(lambda: small.make(small.Pure(9, rows=4), **settings)) as server,
-        reading(server, queue=0, resume=state) as left,
-        reading(server, queue=1, resume=state) as right,
-    ):
-        assert left.state_dict() == right.state_dict() == state
-        assert [batch.step for batch in left] == [8]
-        assert list(right) == []
-        assert left.state_dict() == right.state_dict()
-
-
 def test_a_server_that_does_not_know_its_peers_takes_none_and_the_consumer_says_so() -> None:
     with serving(make, "tcp") as server:
         with reading(server) as consumer:
@@ -115,17 +94,3 @@ def test_a_slot_that_dropped_rows_were_written_to_stays_with_its_queue(plane: st
         ]
         assert [one.result() for one in got] == [expected[i::3] for i in range(3)]
         assert [one.stats()["reconnects"] for one in readers] == [0, 0, 0]
-
-
-def test_a_queue_without_a_batch_ends_at_the_position_that_the_feed_gives() -> None:
-    def one() -> feeder.Coordinator:
-        return small.make(small.Pure(1, rows=4), devices=2)
-
-    with one() as feed:
-        for queue in range(2):
-            assert len(list(feed["train"].on(queue))) == 1 - queue
-        expected = feed.state_dict()
-    with serving(one) as server, ExitStack() as stack:
-        readers = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
-        assert [len(list(one)) for one in readers] == [1, 0]
-        assert [one.state_dict() for one in readers] == [expected] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import xxhash
 
 import feeder
 from feeder.service.server.position_check import PositionCheck, Stand
-from served import Aside, break_connection, outside, reading, serving
+from served import Aside, outside, reading, serving
 from small import Pure, ids, make
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -90,36 +89,6 @@ def test_who_brings_a_position_of_another_run_is_told_so_alone(token: Any) -> No
         assert innocent.stats()["reconnects"] == 0
 
 
-def is_refused_alone(fetch: Callable[[], Any], token: bytes, told: str) -> None:
-    """Bring a token to a queue that was left, beside one whose trainer goes on."""
-    with (
-        serving(lambda: make(fetch(), devices=2)) as server,
-        reading(server, queue=1, credit=2) as innocent,
-    ):
-        with reading(server, queue=0) as first:
-            steps = [next(one).step for _ in range(10) for one in (first, innocent)]
-            state = first.state_dict()
-        with (
-            reading(server, queue=0, resume=token, rejoin=True) as foreign,
-            pytest.raises(feeder.ResumeError, match=told),
-        ):
-            next(foreign)
-        with reading(server, queue=0, resume=state, rejoin=True) as again:
-            steps += [next(one).step for _ in range(10) for one in (again, innocent)]
-    assert steps == [*range(40)]
-
-
-def test_who_brings_leftover_rows_of_another_run_is_told_so_alone() -> None:
-    """The chunk that they are of is another one here: the run fails as it begins."""
-
-    class Others(Pure):
-        def __call__(self, call: feeder.Call) -> Any:
-            return (-super().__call__(call)[0],)
-
-    token = token_after(Others(NUM, rows=3), 7)
-    is_refused_alone(lambda: Pure(NUM, rows=3), token, r"not deterministic: .* other rows")
-
-
 def test_a_server_that_knows_neither_refuses_both() -> None:
     """It cannot tell which of them is wrong, and hands out no row of either."""
     tokens = token_after(Chunks(2), 5), token_after(Chunks(4), 10)
@@ -132,45 +101,6 @@ def test_a_server_that_knows_neither_refuses_both() -> None:
         for one in told:
             with pytest.raises(feeder.ResumeError, match=NOT_ONE):
                 one.result()
-
-
-def test_one_whose_connection_broke_is_known_when_it_comes_back() -> None:
-    """It had batches of this server, and who stands ahead of it had none."""
-    token = token_after(Chunks(2), 120)
-    with serving(whole) as server, reading(server, queue=1, credit=2) as innocent:
-        with reading(server, queue=0) as first:
-            pairs = [(next(first), next(innocent)) for _ in range(20)]
-            got, seen = ids(pair[0] for pair in pairs), ids(pair[1] for pair in pairs)
-            state = first.state_dict()
-        with reading(server, queue=0, resume=token, rejoin=True, credit=2) as foreign:
-            seen += ids([next(innocent)])
-            break_connection(innocent)
-            rest = Aside(lambda: ids(innocent))
-            with pytest.raises(feeder.ResumeError, match=NOT_ONE):
-                list(foreign)
-        with reading(server, queue=0, resume=state, rejoin=True) as again:
-            assert got + ids(again) == rows_of(0)
-        assert seen + rest.result() == rows_of(1)
-
-
-@pytest.mark.parametrize("rejoin", [False, True])
-def test_where_a_call_fails_as_the_feed_begins_all_are_told(rejoin: bool) -> None:
-    """Nobody's position is why, also where they came from a checkpoint."""
-
-    class Broken(Chunks):
-        def __call__(self, call: feeder.Call) -> Any:
-            raise OSError("the data store is down")
-
-    with serving(whole) as server, ExitStack() as stack:
-        pair = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
-        states = [(next(one), one.state_dict())[1] for one in pair]
-    with serving(lambda: make(Broken(4), devices=2)) as server, ExitStack() as stack:
-        for i, state in enumerate(states):
-            one = stack.enter_context(reading(server, queue=i, resume=state, rejoin=rejoin))
-            pair[i] = one
-        for told in [Aside(lambda one=one: next(one)) for one in pair]:
-            with pytest.raises(feeder.FetchError, match="the data store is down"):
-                told.result()
 
 
 def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
@@ -190,32 +120,3 @@ def test_the_end_of_an_epoch_may_have_names_that_lie_further_apart() -> None:
     for error in (feeder.ResumeError, feeder.ClosedError):  # It is told once.
         with pytest.raises(error):
             check.check([batch])
-
-
-def test_of_three_that_a_server_does_not_know_the_one_that_differs_is_told() -> None:
-    def three(rows: int = 4) -> feeder.Coordinator:
-        return make(Chunks(rows), devices=3)
-
-    def token(rows: int, batches: int) -> bytes:
-        with outside(), three(rows) as coordinator:
-            for i in range(batches):
-                cut = next(coordinator["train"].on(i % 3)).cut
-            return cut.token()
-
-    settings: dict[str, Any] = {"rejoin": True, "credit": 2}
-    with serving(three) as server, ExitStack() as stack:
-        pair = [
-            stack.enter_context(reading(server, queue=i, resume=token(4, 13 + i), **settings))
-            for i in range(2)
-        ]
-        rest = [Aside(lambda one=one: [batch.step for batch in one]) for one in pair]
-        with (
-            reading(server, queue=2, resume=token(2, 60), **settings) as foreign,
-            pytest.raises(feeder.ResumeError, match=NOT_ONE),
-        ):
-            list(foreign)
-        with reading(server, queue=2, resume=token(4, 15), **settings) as again:
-            assert [batch.step for batch in again] == [*range(17, 2 * NUM, 3)]
-        assert [one.result() for one in rest] == [
-            [*range(15, 2 * NUM, 3)], [*range(16, 2 * NUM, 3)]
-        ]  # fmt: skip

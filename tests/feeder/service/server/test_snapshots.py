@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +37,6 @@ def failing() -> feeder.Coordinator:
     return factory(OSError("the disk is gone"))
 
 
-@pytest.mark.parametrize("num", [0, 1, 5])
-def test_it_is_the_one_that_the_feed_gives_in_process(num: int) -> None:
-    def taken(batches: Any) -> None:
-        assert len(list(islice(batches, num))) == num
-
-    with factory() as coordinator:
-        taken(coordinator["train"])
-        wanted = bytes(coordinator.snapshot())
-    with serving(factory) as server:
-        with reading(server) as consumer:
-            taken(consumer)
-            assert bytes(consumer.snapshot()) == wanted
-        # Nor has it changed before the first batch of another that begins there.
-        with reading(server, resume=feeder.Snapshot.from_bytes(wanted)) as consumer:
-            assert bytes(consumer.snapshot()) == wanted
-
-
 def test_a_feed_that_has_failed_still_tells_where_its_consumer_stands() -> None:
     with serving(failing) as server, reading(server) as consumer:
         with pytest.raises(feeder.FetchError, match="the disk is gone"):
@@ -65,25 +47,6 @@ def test_a_feed_that_has_failed_still_tells_where_its_consumer_stands() -> None:
         with pytest.raises(feeder.FetchError, match="the disk is gone"):
             list(coordinator["train"])
         assert data == bytes(coordinator.snapshot())
-
-
-def test_where_all_has_come_and_the_server_has_gone_nobody_is_asked() -> None:
-    with serving(lambda: factory(StopIteration())) as server:
-        consumer = feeder.connect(server.addresses[0])
-        list(consumer)
-    with consumer, pytest.raises(feeder.RemoteError, match=r"no server at|has ended"):
-        consumer.snapshot()
-
-
-def test_nor_is_it_where_another_has_taken_the_queue() -> None:
-    with serving(factory) as server, reading(server) as consumer:
-        next(consumer)
-        with reading(server, resume=consumer.state_dict(), takeover=True) as other:
-            with pytest.raises(feeder.LeaseLost):
-                list(consumer)
-            with pytest.raises(feeder.RemoteError, match=r"taken over by .*; use state_dict\(\)"):
-                consumer.snapshot()
-            other.snapshot()
 
 
 def test_a_server_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,24 +72,6 @@ def test_a_server_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyP
         assert consumer.snapshot().states[0].summary[2] == 1
 
 
-@pytest.mark.parametrize("asks", ["once", "twice"])
-def test_a_question_under_way_when_a_state_is_loaded_is_in_nobodys_way(
-    monkeypatch: pytest.MonkeyPatch, asks: str
-) -> None:
-    """As one that Ctrl-C has ended, or of another thread."""
-    with serving(factory) as server, reading(server) as consumer:
-        state = consumer.state_dict()
-        with monkeypatch.context() as patch:
-            patch.setattr(consumer_module, "_ANSWER_S", 0.2)
-            patch.setattr(ConsumerGroup, "snapshot", lambda *args: None)
-            for _ in range(1 if asks == "once" else 2):
-                with pytest.raises(feeder.RemoteError, match="no answer"):
-                    consumer.snapshot()
-        consumer.load_state_dict(state)
-        for _ in range(2):
-            assert consumer.snapshot().states[0].summary[2] == 0
-
-
 def test_one_that_is_too_large_costs_no_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,39 +84,6 @@ def test_one_that_is_too_large_costs_no_connection(
         assert consumer.snapshot().states[0].summary[2] == 1
         assert consumer.stats()["reconnects"] == 0
     assert any("expected at most 100" in record.getMessage() for record in caplog.records)
-
-
-def test_snapshots_are_taken_from_another_thread() -> None:
-    done = threading.Event()
-    with serving(factory) as server, reading(server) as consumer:
-        next(consumer)
-
-        def read() -> None:
-            while not done.is_set():
-                next(consumer)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        try:
-            snapshots = [consumer.snapshot() for _ in range(50)]
-        finally:
-            done.set()
-            reader.join(WAIT_S)
-    assert len(snapshots) == 50
-
-
-def test_snapshots_go_on_with_another_server(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/feed"
-    with feeder.serve(factory, address) as server, feeder.connect(address) as consumer:
-        for _ in range(3):
-            for _ in range(1 + consumer.stats()["prefetched_batches"]):
-                step = next(consumer).step
-            for _ in range(2):
-                state = consumer.snapshot().states[0]
-                assert state.summary[2] == step + 1
-            server.close()
-            server = feeder.serve(factory, address)
-        server.close()
 
 
 @pytest.mark.parametrize("how", ["taken over", "server gone"])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
 import pytest
 
 import feeder
 from conformance.served import reading, serving
-from small import WAIT_S, Counted, Pure, Seekable, ids, make
+from small import Counted, Pure, Seekable, ids, make
 
 pytestmark = pytest.mark.served
 
@@ -27,24 +25,6 @@ def test_a_feed_that_runs_is_served_from_where_its_user_stands(fetch: Any, taken
             assert got + ids(consumer) == expected
         with pytest.raises(feeder.ClosedError):
             next(coordinator["train"])
-
-
-@pytest.mark.parametrize("retries", [0, 1])
-def test_workers_that_have_only_been_called_ahead_are_put_back(retries: int) -> None:
-    """The user has rows of two workers of eight; of the others the position has no cursor."""
-    settings: dict[str, Any] = {"num_worker_threads": 8, "num_threads": 1, "retries": retries}
-    with make(Seekable(7, 3), **settings) as whole:
-        expected = ids(whole["train"])
-    fetch = Seekable(1000, 3)
-    with make(fetch, max_buffered_batches=40, **settings) as coordinator:
-        got = ids([next(coordinator["train"])])
-        ends = time.monotonic() + WAIT_S
-        while sum(list(fetch.calls.values())) <= 2:
-            assert time.monotonic() < ends
-            threading.Event().wait(0.01)
-        with serving(coordinator) as server, reading(server) as consumer:
-            got += ids(next(consumer) for _ in range(10))
-    assert got == expected[: len(got)]
 
 
 def test_one_that_cannot_be_put_back_is_refused_and_runs_on() -> None:
