@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -173,3 +174,19 @@ def test_a_fetch_function_that_gives_nothing_is_logged_again_and_again(
         assert next(coordinator["train"]).step == 0
     for line in signal.lines[:3]:
         assert re.fullmatch(SLOW_FETCH, line)
+
+
+def take(device: feeder.DeviceFeed, num: int) -> list[int]:
+    return [next(device).step for _ in range(num)]
+
+
+@pytest.mark.parametrize("ahead", [1, 5, 20])
+def test_one_thread_may_take_from_the_devices_in_any_order(ahead: int) -> None:
+    """As far as the bound lets one device run ahead of the other."""
+    for _ in range(20):
+        with make(Pure(200, 4), devices=2, max_buffered_batches=2 * ahead + 2) as coordinator:
+            feed = coordinator["train"]
+            for step in range(0, 200 - 200 % (2 * ahead), 2 * ahead):
+                for device in range(2):
+                    got = Aside(partial(take, feed.on(device), ahead))
+                    assert got.result() == [step + 2 * i + device for i in range(ahead)]

@@ -312,3 +312,26 @@ def test_calls_that_wait_for_each_other_are_made_together() -> None:
         workers = [int(next(feed)["x"][0, 0]) for _ in range(50 * NUM_PARTITIONS)]
         fetch.together.abort()
     assert workers == list(range(NUM_PARTITIONS)) * 50
+
+
+def make_busy(channel: Channel) -> None:
+    """Have the merge find what it wants, so that it does not wait."""
+    partitions = [acquire(channel) for _ in range(2)]
+    for partition in partitions:
+        release(channel, partition)
+    assert len(channel.collect(partitions[0].number)) == 2
+
+
+def test_a_fetcher_is_woken_for_each_that_finds_a_partition(channel: Channel) -> None:
+    """Two wake-ups in a row are for two threads, even before the first has gone on."""
+    make_busy(channel)
+    first = acquire(channel)
+    others = [Fetcher(channel) for _ in range(NUM_PARTITIONS - 1)]
+    wait_until(lambda: channel._num_idle == NUM_PARTITIONS - 1)
+    with channel._lock:
+        channel._policy.merge_collects([first])
+        channel._policy.merge_waits([first], time.monotonic())
+        channel._wake_fetcher()
+    assert all(other.has_one.wait(WAIT_S) for other in others)
+    numbers = {other.partition.number for other in others if other.partition is not None}
+    assert numbers == set(range(NUM_PARTITIONS)) - {first.number}
