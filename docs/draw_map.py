@@ -93,6 +93,7 @@ WINGS = [
             "feeder/config_file",
             "feeder/cli",
             "feeder/adapters",
+            "feeder/adapters/torch",
         ],
     ),
 ]

@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 from demo.digits import NUM_TRAINING_ROWS, load_digits
 from demo.panels import INK, LIFE_COLOURS
 from demo.picture import ALARM, DOTS_PER_INCH, STYLE
-from feeder.adapters.torch import DataLoader
+from feeder.adapters.torch import FeedLoader
 
 BATCH, SAVE_EVERY, SILENT_S = 10, 10, 60.0
 LEGS, KILL_AT = (2, 2, 3), (47, 83, None)
@@ -47,7 +47,7 @@ def train(rank: int, num: int, epochs: int, folder: Path, group: str, log: int) 
     dataset = TensorDataset(images.flatten(1) / 16, labels.long(), torch.arange(len(labels)))
     net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     model, optimizer = DistributedDataParallel(net), torch.optim.SGD(net.parameters(), lr=0.1)
-    loader = DataLoader(dataset, BATCH, shuffle=True)
+    loader = FeedLoader(dataset, BATCH, shuffle=True)
     job, path = {"net": net, "optimizer": optimizer, "loader": loader}, folder / "job.pt"
     if path.exists():
         for name, state in torch.load(path).items():

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from feeder.adapters.torch import DataLoader
+from feeder.adapters.torch import FeedLoader
 
 
 class Circles(torch.utils.data.Dataset):  # points, and whether each lies in a circle
@@ -33,7 +33,7 @@ def main():
     net = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    loader = DataLoader(Circles(), batch_size=10, shuffle=True)  # ranks: of torch.distributed
+    loader = FeedLoader(Circles(), batch_size=10, shuffle=True)  # ranks: of torch.distributed
     job = {"net": net, "optimizer": optimizer, "loader": loader}
     if os.path.exists(args.file):
         for name, state in torch.load(args.file).items():

@@ -228,6 +228,9 @@ class Wire:
     """One end of a connection. Who sends and who receives is up to its owner; a thread may send
     while another receives."""
 
+    decode = staticmethod(_decoder.decode)
+    """Reads a message's body; another kind of connection has other messages."""
+
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         # A message may go in parts. Reentrant: a garbage collection in the middle may print.
@@ -260,7 +263,7 @@ class Wire:
                     f"{num} descriptors came, and this process has no room for them: raise its "
                     "limit (ulimit -n)"
                 )
-            return _decoder.decode(body), descriptors
+            return self.decode(body), descriptors
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -79,12 +79,13 @@ class SpdlLoader(Loader):
 
 
 class FeederLoader(Loader):
-    """feeder's, with processes."""
+    """feeder's own order, with processes."""
+
+    name = "FeedLoader"
 
     def __init__(self, dataset: Any, batch_size: int, workers: int) -> None:
-        module = importlib.import_module("feeder.adapters.torch")
-        self._loader = module.DataLoader(dataset, batch_size, shuffle=True, seed=SEED,
-                                         **self._workers(workers))  # fmt: skip
+        make = getattr(importlib.import_module("feeder.adapters.torch"), self.name)
+        self._loader = make(dataset, batch_size, shuffle=True, seed=SEED, **self._workers(workers))
 
     def _workers(self, workers: int) -> dict[str, Any]:
         return {"num_workers": workers}
@@ -96,8 +97,14 @@ class FeederLoader(Loader):
         self._loader.close()
 
 
+class FeederDataLoader(FeederLoader):
+    """PyTorch's order, with feeder's workers."""
+
+    name = "DataLoader"
+
+
 class FeederThreads(FeederLoader):
-    """feeder's, with threads of the trainer's process."""
+    """feeder's own order, with threads of the trainer's process."""
 
     def _workers(self, workers: int) -> dict[str, Any]:
         feeder = importlib.import_module("feeder")
@@ -118,6 +125,7 @@ PEERS: Mapping[str, Peer] = {
     "StatefulDataLoader": Peer("torchdata.stateful_dataloader", StatefulLoader),
     "Grain": Peer("grain", GrainLoader),
     "SPDL": Peer("spdl.dataloader", SpdlLoader),
+    "feeder, DataLoader": Peer("feeder.adapters.torch", FeederDataLoader),
     "feeder, processes": Peer("feeder.adapters.torch", FeederLoader),
     "feeder, threads": Peer("feeder.adapters.torch", FeederThreads),
 }

@@ -14,7 +14,7 @@ import torch
 warnings.simplefilter("ignore")
 from accelerate import Accelerator
 
-from feeder.adapters.torch import DataLoader
+from feeder.adapters.torch import FeedLoader
 
 NUM, SIZE, EPOCHS = 22, 2, 2
 
@@ -24,7 +24,7 @@ def main(folder: str, save_at: int) -> None:
     torch.manual_seed(0)
     net = torch.nn.Linear(1, 1)
     # Rank and world size are those of torch.distributed, which the accelerator has set up.
-    loader = DataLoader([torch.tensor([float(i)]) for i in range(NUM)], SIZE, shuffle=True)
+    loader = FeedLoader([torch.tensor([float(i)]) for i in range(NUM)], SIZE, shuffle=True)
     optimizer = torch.optim.Adam(net.parameters())
     model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
     accelerator.register_for_checkpointing(loader)

@@ -18,8 +18,8 @@ needs_framework("torch")
 import torch
 
 import feeder
-from feeder.adapters import torch as adapter
 from feeder.adapters.torch import FeedLoader
+from feeder.adapters.torch import feed_loader as adapter
 from feeder.devices.cuda import driver as drivers
 from standin.gpu import Machine, StandinDriver, assert_sound
 

@@ -17,7 +17,7 @@ needs_framework("torch")
 import torch
 
 import feeder
-from feeder.adapters.torch import DataLoader
+from feeder.adapters.torch import FeedLoader
 
 
 class Colour(enum.Enum):
@@ -46,7 +46,7 @@ class Point:
 
 
 def one(items: Any, **settings: Any) -> Any:
-    return next(iter(DataLoader(items, 2, **settings)))
+    return next(iter(FeedLoader(items, 2, **settings)))
 
 
 def test_mappings_stay_what_they_are() -> None:
@@ -126,7 +126,7 @@ def test_what_cannot_be_in_a_batch_is_named(items: Any, settings: Any, said: str
 )
 def test_a_data_set_that_is_none_is_named(dataset: Any, said: str) -> None:
     with pytest.raises(feeder.ConfigError, match=said):
-        DataLoader(dataset, 2)
+        FeedLoader(dataset, 2)
 
 
 @pytest.mark.parametrize("executor", ["threads", "processes"])
@@ -145,5 +145,5 @@ def tensors(call: feeder.Call) -> dict[str, torch.Tensor]:
 
 
 def test_annotations_may_say_what_batches_are() -> None:
-    ours: DataLoader[int] = DataLoader[int](range(4), 2)  # type: ignore[type-arg,misc]
+    ours: FeedLoader[int] = FeedLoader[int](range(4), 2)  # type: ignore[type-arg,misc]
     assert len(ours) == 2

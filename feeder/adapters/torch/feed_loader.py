@@ -191,10 +191,6 @@ class FeedLoader(EpochLoader):
         return tensor
 
 
-DataLoader = FeedLoader
-"""The same by the name that is replaced."""
-
-
 # ---- tensors
 
 
@@ -310,7 +306,7 @@ def _tensors_of(value: Any) -> Any:
     return torch.from_numpy(value["values"]).view(getattr(torch, value[_TENSOR]))
 
 
-_STATES = States(_pack_state, _unpack_state)
+STATES = States(_pack_state, _unpack_state)
 """States with tensors in them, as those of PyTorch's generators are."""
 
 
@@ -370,7 +366,7 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
         batched = batched._replace(size=batched.size or 1) if is_batches else batched
         indices = Sampled(
             sampler, batched, seed, is_batch_sampler=is_batches, make_generator=_generator,
-            states=_STATES, shared=_shared_of(sampler),
+            states=STATES, shared=_shared_of(sampler),
         )  # fmt: skip
     else:
         rank, world_size = _ranks(given)
@@ -391,7 +387,7 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
         )
     return MadeStream(
         kind, dataset, batched, share, indices=indices, settings=settings,
-        epochs=given["epochs"], states=_STATES,
+        epochs=given["epochs"], states=STATES,
     )  # fmt: skip
 
 

@@ -1,0 +1,228 @@
+"""`DataLoader`: PyTorch's own, whose place in the data is a state that can be loaded.
+
+It is a subclass of PyTorch's: arguments, attributes, lengths, warnings and the samples themselves
+are PyTorch's, with the same draws at the same moments. What is added is `state_dict()` after any
+batch; and with `num_workers` other processes, which begin as quickly, are replaced when they end,
+and whose random draws do not depend on how many they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import dataloader as theirs
+
+from feeder.adapters.streams import FEEDS, Connection
+from feeder.adapters.torch import place
+from feeder.adapters.torch.feed_loader import STATES, FeedLoader
+from feeder.adapters.torch.loops import LocalLoop, WorkerLoop
+from feeder.adapters.torch.order import (
+    START,
+    Begun,
+    dealt_sampler,
+    generator_state,
+    own_generators,
+    set_states,
+    stateful_sampler,
+)
+from feeder.adapters.torch.place import Mark
+from feeder.adapters.torch.shuffle import SeededSampler
+from feeder.adapters.torch.stateful import DatasetState
+from feeder.errors import ConfigError, ResumeError
+from feeder.sources import Source
+from feeder.state.state_dict import STATE_KEY
+
+_FORMAT = "feeder DataLoader 1"
+_OF_FEED_LOADER = ("rank", "world_size", "executor", "device")
+
+
+class DataLoader(torch.utils.data.DataLoader):
+    """PyTorch's `DataLoader`, with `state_dict` and `load_state_dict`.
+
+    All arguments are PyTorch's, and mean what they mean there. A data set that is feeder's own (a
+    source, a fetch function, a feed, a consumer) gives a `FeedLoader`.
+
+    Args:
+        seed: With `shuffle=True`: epochs are shuffled by this seed, alike in each run, in constant
+            memory. By default the order is PyTorch's, drawn from its generators.
+        epochs: After so many loops a further one raises `ConfigError`; None is without end.
+        snapshot_every_n_steps: Of torchdata's `StatefulDataLoader`; a state is one of every batch.
+
+    One thread iterates; any thread may ask for states.
+    """
+
+    def __new__(cls, dataset: Any = None, *arguments: Any, **named: Any) -> Any:
+        if cls is DataLoader and _is_feeders(dataset):
+            return FeedLoader(dataset, *arguments, **named)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        seed: int | None = None,
+        epochs: int | None = None,
+        snapshot_every_n_steps: int | None = 1,
+        **named: Any,
+    ) -> None:
+        for name in _OF_FEED_LOADER:
+            if name in named:
+                raise ConfigError(
+                    f"{name} is an argument of FeedLoader, which deals one order out to all ranks: "
+                    "from feeder.adapters.torch import FeedLoader"
+                )
+        if seed is not None:
+            if not shuffle or generator is not None:
+                raise ConfigError("seed is given, expected with shuffle=True and without generator")
+            sampler, shuffle = SeededSampler(dataset, seed), None
+        super().__init__(
+            dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn,
+            pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator,
+            **named,
+        )  # fmt: skip
+        self._epochs = epochs
+        self._mark = Mark()
+        # The loop whose place a state is: the one that was begun last.
+        self._newest: object = None
+        # Loaded, and not yet gone on from.
+        self._resumed: Mark | None = None
+        # Of a data set that is read here, and not by workers.
+        self._dataset_state = DatasetState(self.dataset, STATES)
+
+    # ---- loops
+
+    def _get_iterator(self) -> Any:
+        return WorkerLoop(self) if self.num_workers else LocalLoop(self)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being looped over, or that the next loop gives; from 0. Each loop is
+        one, also one that was left early."""
+        return (self._resumed or self._mark).epoch
+
+    @property
+    def step(self) -> int:
+        """The batches that all loops have given since the start, before a resume too."""
+        return (self._resumed or self._mark).step
+
+    def close(self) -> None:
+        """End the workers, if some persist; the next loop starts others."""
+        iterator = self.__dict__.get("_iterator")
+        self._iterator = None
+        if iterator is not None:
+            iterator.close()
+
+    # ---- the state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batch that was given last, of numbers and texts, for a trainer's
+        checkpoint. In a loop it is one in this epoch, after the loop one of the next epoch."""
+        mark = self._resumed or self._mark
+        is_begun = mark.begun is not None
+        if not is_begun:
+            stateful = stateful_sampler(self)
+            mark = mark._replace(
+                begun=Begun(tuple(map(generator_state, own_generators(self)))),
+                pulled=START._replace(state=None if stateful is None else stateful.state_dict()),
+            )
+        elif mark.readers is not None and self._resumed is None and not self.num_workers:
+            # Nothing is read ahead: what it says now is what it said after that batch.
+            ((num, _, is_done),) = mark.readers
+            mark = mark._replace(readers=((num, self._dataset_state.read(), is_done),))
+        return {"format": _FORMAT, "fits": self._fits(), "is_begun": is_begun, **place.write(mark)}
+
+    def _fits(self) -> dict[str, Any]:
+        """What must be equal for a state to fit."""
+        is_iterable = self._dataset_kind == theirs._DatasetKind.Iterable
+        sampler = (
+            self.batch_sampler if self.batch_size is None and self._auto_collation else self.sampler
+        )
+        found: dict[str, Any] = {
+            "dataset": type(self.dataset).__name__,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "sampler": type(sampler).__name__,
+        }
+        if not is_iterable:
+            found["samples"] = _length(self.dataset)
+        if (dealt := dealt_sampler(self)) is not None:
+            found["sampler_seed"], found["sampler_shuffle"] = dealt.seed, dealt.shuffle
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state: the next loop gives the rest of its epoch. Raises `ResumeError` for a
+        state that does not fit; of a sampler that gives other samples the next loop tells."""
+        if not isinstance(state_dict, dict) or state_dict.get("format") != _FORMAT:
+            raise ResumeError(_refusal(state_dict))
+        then, now = state_dict["fits"], self._fits()
+        for name in now:
+            if then.get(name) != now[name]:
+                raise ResumeError(f"{name}: {then.get(name)!r} then, {now[name]!r} now")
+        try:
+            mark = place.read(state_dict)
+            if not state_dict["is_begun"]:
+                mark = self._stand(mark)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ResumeError(f"the state of the DataLoader is damaged: {error!r}") from error
+        self._newest, self._resumed = None, mark
+        if mark.begun is not None and mark.begun.dealt is not None:
+            # The script may tell it, too, before the next loop.
+            sampler = dealt_sampler(self)
+            if sampler is not None:
+                sampler.set_epoch(mark.begun.dealt[0])
+
+    def _stand(self, mark: Mark) -> Mark:
+        """Between two loops: all that a loop begins with is put where it was."""
+        assert mark.begun is not None
+        set_states(own_generators(self), mark.begun.own)
+        stateful = stateful_sampler(self)
+        if stateful is not None and mark.pulled.state is not None:
+            stateful.load_state_dict(mark.pulled.state)
+        return Mark(mark.epoch, 0, mark.step)
+
+    # ---- copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy stands where this one does, and has no loop.
+        return {**self.__dict__, "_iterator": None, "_newest": None,
+                "_dataset_state": DatasetState(self.dataset, STATES)}  # fmt: skip
+
+
+def _is_feeders(dataset: Any) -> bool:
+    """Whether only a `FeedLoader` can read it."""
+    if isinstance(dataset, (*FEEDS, Connection, Source)):
+        return True
+    is_data = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+    return callable(dataset) and not is_data and not isinstance(dataset, type)
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _refusal(state: Any) -> str:
+    if isinstance(state, dict) and STATE_KEY in state:
+        return (
+            "the state is one of FeedLoader, or of the DataLoader of an older feeder, which was "
+            "the same: a place in one order for all ranks; load it into a FeedLoader, which deals "
+            "rows out to rank= of world_size="
+        )
+    keys = f" with the keys {list(state)[:4]}" if isinstance(state, dict) else ""
+    return f"expected a state of feeder's DataLoader, got a {type(state).__name__}{keys}"

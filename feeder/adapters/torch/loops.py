@@ -1,0 +1,403 @@
+"""A loop over a `DataLoader`: PyTorch's iterator, and where it stands after each batch.
+
+What a script can see of an iterator is PyTorch's: when the sampler is asked, when the generators
+are drawn from, whose turn a worker's batch is. So both kinds of loops are made as PyTorch's are, by
+its own base class, and only what they add is written here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch.multiprocessing
+from torch._utils import ExceptionWrapper
+from torch.utils.data import dataloader as theirs
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from feeder.adapters.torch import child, transport
+from feeder.adapters.torch.child import Gave, Job, Read
+from feeder.adapters.torch.feed_loader import STATES
+from feeder.adapters.torch.order import (
+    START,
+    Begun,
+    Order,
+    Pulled,
+    as_it_was,
+    dealt_sampler,
+    generator_state,
+    own_generators,
+    process_states,
+    set_states,
+)
+from feeder.adapters.torch.place import Mark
+from feeder.adapters.torch.stateful import DatasetState
+from feeder.adapters.torch.workers import Team, TimedOut, Worker
+from feeder.errors import ReplayWarning, read_again
+
+_logger = logging.getLogger("feeder")
+
+
+class _Loop(theirs._BaseDataLoaderIter):
+    """What both kinds of loops have. Owned by the thread that iterates."""
+
+    def __init__(self, loader: Any) -> None:
+        # Neither keeps the other, but for a loader whose workers persist: workers end when their
+        # user drops what they belong to.
+        self._loader = weakref.ref(loader)
+        self._token = object()
+        self._batch_size = loader.batch_size or 1
+        self._begin(loader, super().__init__)
+
+    def _begin(self, loader: Any, make: Callable[[Any], None]) -> None:
+        """Begin a loop: `make` is what PyTorch does then."""
+        resumed = loader._resumed
+        last = loader._mark
+        at = resumed or Mark(last.epoch + (last.begun is not None), 0, last.step)
+        if loader._epochs is not None and at.epoch >= loader._epochs:
+            raise read_again("the loader", loader._epochs)
+        self._is_iterable = loader._dataset_kind == theirs._DatasetKind.Iterable
+        self._order = None
+        if self._is_iterable:
+            if at.begun is not None:
+                set_states(own_generators(loader), at.begun.own)
+            own = tuple(map(generator_state, own_generators(loader)))
+            self._begun_with = at.begun or Begun(own)
+            beginning = contextlib.nullcontext() if at.begun is None else as_it_was(())
+        else:
+            self._order = Order(loader, None if at.begun is None else (at.begun, at.pulled))
+            beginning = self._order.beginning()
+        self._prepare(loader, at)
+        with beginning:
+            self._start(loader, at, make)
+        self._settle(loader, at)
+        # Not before: what has failed has not begun.
+        loader._resumed, loader._newest = None, self._token
+        self._note(self._first(at)._replace(begun=self._begun))
+
+    def _prepare(self, loader: Any, at: Mark) -> None:
+        """Load what is to be loaded before the loop begins."""
+
+    def _settle(self, loader: Any, at: Mark) -> None:
+        """Load what is to be loaded then: what the user's objects do to the process's generators
+        stays."""
+
+    def _first(self, at: Mark) -> Mark:
+        """The place of a loop that has given nothing yet."""
+        return at
+
+    def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
+        raise NotImplementedError
+
+    @property
+    def _begun(self) -> Begun:
+        """What the loop began with."""
+        return self._begun_with if self._order is None else self._order.begun
+
+    def _pull_from(self) -> None:
+        """Pull indices through the order."""
+        if self._order is not None:
+            self._order.begin(self._sampler_iter)
+            self._sampler_iter: Any = self._order
+
+    def _note(self, mark: Mark) -> None:
+        """This loop stands there, and with it the loader, if no other loop was begun since."""
+        self._at = mark
+        loader = self._loader()
+        if loader is not None and loader._newest is self._token:
+            loader._mark = mark
+
+    def _end(self) -> None:
+        """The loop is over, and its user is told."""
+        if self._at.begun is not None:
+            self._note(Mark(self._at.epoch + 1, 0, self._at.step))
+
+
+class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
+    """A loop in the caller's own thread: nothing is read ahead, and all draws are from the caller's
+    generators."""
+
+    def _prepare(self, loader: Any, at: Mark) -> None:
+        self._state: DatasetState = loader._dataset_state
+        ((num, packed, self._is_done),) = at.readers or ((at.num, None, False),)
+        self._num_again = num if packed is None and not self._is_done else 0
+        self._packed = packed
+        if self._is_iterable:
+            self._state.load(packed)
+
+    def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
+        if not self._is_iterable:
+            make(loader)
+            self._pull_from()
+            self._dataset_fetcher = _Samples(
+                self._dataset, self._auto_collation, self._collate_fn, self._drop_last
+            )
+            return
+        if at.begun is None:
+            self._begun_with = self._begun_with._replace(process=process_states())
+        with contextlib.nullcontext() if at.begun is None else as_it_was(at.begun.process):
+            make(loader)
+            if at.readers is not None and self._num_again:
+                _warn_of_replay()
+                for _ in range(self._num_again):
+                    self._pass_over(self._dataset_fetcher.dataset_iter)
+
+    def _settle(self, loader: Any, at: Mark) -> None:
+        if not self._is_iterable:
+            self._state.load(self._packed)
+            self._state.begin(None)
+            return
+        self._state.begin(self._dataset_fetcher.dataset_iter)
+        if self._state.is_kept:
+            # It has all that the generators of the process would say of the samples.
+            self._begun_with = self._begun_with._replace(process=())
+
+    def _first(self, at: Mark) -> Mark:
+        if at.readers is not None or not self._state.is_kept:
+            return at
+        return at._replace(readers=((at.num, None, False),))
+
+    def _pass_over(self, iterator: Iterator[Any]) -> None:
+        # What failed then fails again, and was told then.
+        with contextlib.suppress(Exception):
+            for _ in range(self._batch_size):
+                next(iterator, None)
+
+    def _next_data(self) -> Any:
+        if self._is_iterable and self._is_done:
+            self._end()
+            raise StopIteration
+        try:
+            data = self._dataset_fetcher.fetch(self._next_index())
+        except StopIteration:
+            self._end()
+            raise
+        except Exception:
+            self._note(self._after())
+            raise
+        if self._pin_memory:
+            data = pin_memory(data, self._pin_memory_device)
+        self._note(self._after())
+        return data
+
+    def _after(self) -> Mark:
+        """The place after one more batch, also one that failed."""
+        at, order = self._at, self._order
+        if order is not None:
+            readers = ((at.num + 1, None, False),) if self._state.is_kept else None
+            return Mark(at.epoch, at.num + 1, at.step + 1, order.begun, order.pulled, None, readers)
+        readers = ((at.num + 1, None, self._dataset_fetcher.ended),)
+        return Mark(at.epoch, at.num + 1, at.step + 1, self._begun, START, None, readers)
+
+
+class _Samples(_MapDatasetFetcher):
+    """PyTorch's way to a batch, and an error names the sample."""
+
+    def fetch(self, indices: Any) -> Any:
+        dataset = self.dataset
+        if not self.auto_collation or getattr(dataset, "__getitems__", None):
+            return super().fetch(indices)
+        samples = []
+        try:
+            for index in indices:
+                samples.append(dataset[index])
+        except Exception as error:
+            error.add_note(f"while reading sample {index!r}")
+            raise
+        return self.collate_fn(samples)
+
+
+def _warn_of_replay() -> None:
+    """Warn that samples are read again, at the user's line."""
+    warnings.warn(
+        "the loader is resumed by reading the samples again that it had: give the iterable "
+        "state_dict() and load_state_dict(state), or use a data set with __getitem__",
+        ReplayWarning,
+        stacklevel=9,
+    )
+
+
+class _Asked(NamedTuple):
+    """A batch that a worker is to give."""
+
+    worker: Worker
+    pulled: Pulled
+    """Where the order stands after it."""
+
+
+class WorkerLoop(_Loop):
+    """A loop whose batches are made by workers, and given in the order in which they were asked
+    for. Indices are pulled by the caller's thread alone: some at the begin, then one batch for each
+    that is given."""
+
+    _team: Any = None
+    """The `Team`; none before the first loop."""
+
+    def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
+        make(loader)
+        if self._team is None or self._team.is_closed:
+            self._hire(loader, at)
+        self._pull_from()
+        self._asked: deque[_Asked] = deque()
+        self._timeout_s, self._in_order = loader.timeout, loader.in_order
+        self._prefetch = loader.prefetch_factor
+        self._seed = self._draw_seed(loader) if at.seed is None else at.seed
+        self._turn = at.turn
+        # An iterable has a reader in each worker; else the number of the next batch is the order's.
+        readers = at.readers or ((0, None, False),) * self._num
+        self._team.begin(
+            at.epoch, self._seed, readers if self._is_iterable else (None,) * self._num
+        )
+        for _ in range(self._prefetch * self._num):
+            self._ask()
+
+    def _first(self, at: Mark) -> Mark:
+        readers = tuple(worker.reader for worker in self._team.workers)
+        return at._replace(seed=self._seed, readers=readers if self._is_iterable else None)
+
+    def _hire(self, loader: Any, at: Mark) -> None:
+        """Begin the workers."""
+        self._num = loader.num_workers
+        if self._is_iterable and at.readers is not None and len(at.readers) != self._num:
+            self._num = len(at.readers)
+            _logger.info(
+                "the state is one of %d workers, each of which reads the iterable by itself: so "
+                "many read the rest of the epoch", self._num,
+            )  # fmt: skip
+        self._team = Team(_job_of(loader, self._num), *_method_of(loader))
+        self._finalizer = weakref.finalize(self, Team.close, self._team)
+        # Once more, as PyTorch does it.
+        self._sampler_iter = iter(self._index_sampler)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Another loop, with the workers that persist."""
+        if self._team is not None and self._num != loader.num_workers:
+            self._team.close()
+        self._begin(loader, super()._reset)
+
+    def _draw_seed(self, loader: Any) -> int:
+        """What the draws of the workers in this loop belong to."""
+        dealt = dealt_sampler(loader)
+        # Alike on all ranks, who may each have another state of PyTorch's generator.
+        seed: int = self._base_seed if dealt is None else (dealt.seed << 32) + dealt.epoch
+        return seed
+
+    # ---- batches
+
+    def _ask(self) -> None:
+        """Pull a batch of indices, and ask the next worker for its samples."""
+        try:
+            indices = self._next_index()
+        except StopIteration:
+            return
+        worker = self._next_worker()
+        if worker is None:
+            return
+        order = self._order
+        if order is None:
+            assert worker.reader is not None
+            told = Read(worker.reader[0] + len(worker.asked), transport.write_indices(indices))
+            self._asked.append(_Asked(worker, START))
+        else:
+            pulled = order.pulled
+            told = Read(pulled.num - 1, transport.write_indices(indices), *order.place)
+            self._asked.append(_Asked(worker, pulled))
+        self._team.ask(worker, told)
+
+    def _next_worker(self) -> Worker | None:
+        """The worker whose turn it is, as PyTorch counts; None if all iterables have ended."""
+        workers: list[Worker] = self._team.workers
+        going = sum(not worker.has_ended for worker in workers)
+        for _ in workers:
+            worker = workers[self._turn]
+            self._turn = (self._turn + 1) % len(workers)
+            if worker.has_ended:
+                continue
+            most = self._prefetch * len(workers) // going
+            if self._in_order or len(worker.asked) < most:
+                return worker
+        return None
+
+    def _next_data(self) -> Any:
+        timeout = self._timeout_s
+        until = time.monotonic() + timeout if timeout > 0 else None
+        while self._asked:
+            at = 0 if self._in_order else self._next_ready(until)
+            worker, pulled = self._asked[at]
+            if worker.has_ended:
+                del self._asked[at]
+                continue
+            answer = self._answer(worker, until)
+            del self._asked[at]
+            self._ask()
+            if answer.kind != child.END:
+                return self._give(worker, answer, pulled)
+        self._end()
+        if not self._persistent_workers:
+            self.close()
+        raise StopIteration
+
+    def _answer(self, worker: Worker, until: float | None) -> Gave:
+        try:
+            answer: Gave = self._team.answer(worker, until)
+        except TimedOut:
+            raise RuntimeError(
+                f"DataLoader timed out after {self._timeout_s} seconds{self._team.doing(worker)}"
+            ) from None
+        except RuntimeError:
+            self.close()
+            raise
+        return answer
+
+    def _next_ready(self, until: float | None) -> int:
+        """Which of the batches that are asked for is there first."""
+        going = [asked.worker for asked in self._asked if not asked.worker.has_ended]
+        if not going:
+            return 0
+        try:
+            first = self._team.first(going, until)
+        except TimedOut:
+            return 0
+        return next(at for at, asked in enumerate(self._asked) if asked.worker is first)
+
+    def _give(self, worker: Worker, answer: Gave, pulled: Pulled) -> Any:
+        at, turn = self._at, 0
+        readers: tuple[Any, ...] | None = None
+        if self._is_iterable:
+            readers = tuple(one.reader for one in self._team.workers)
+            turn = (worker.id + 1) % len(readers)
+        self._note(
+            Mark(at.epoch, at.num + 1, at.step + 1, self._begun, pulled, self._seed, readers, turn)
+        )
+        data = transport.unpack(answer.stream, worker.buffers(answer))
+        if isinstance(data, ExceptionWrapper):
+            data.reraise()
+        if answer.kind == child.ERROR:
+            raise data
+        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._team is not None:
+            self._team.close()
+
+
+def _job_of(loader: Any, num_workers: int) -> Job:
+    return Job(
+        loader.dataset, loader._dataset_kind == theirs._DatasetKind.Iterable, loader.batch_size,
+        loader._auto_collation, loader.collate_fn, loader.drop_last, loader.worker_init_fn,
+        num_workers, dealt_sampler(loader) is not None, STATES,
+    )  # fmt: skip
+
+
+def _method_of(loader: Any) -> tuple[str, Any]:
+    """How workers begin: as `multiprocessing` begins processes."""
+    context = loader.multiprocessing_context or torch.multiprocessing.get_context()
+    return context.get_start_method(), context

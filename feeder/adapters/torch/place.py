@@ -1,0 +1,83 @@
+"""Where a loader stands, and how that is written for a trainer's checkpoint: numbers and texts."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import Any, NamedTuple
+
+from feeder.adapters.torch.feed_loader import STATES
+from feeder.adapters.torch.order import START, Begun, Pulled
+
+Reader = tuple[int, bytes | None, bool]
+"""Where the iterable of a worker stands: the batches that it has given, its state after them, and
+whether that was all."""
+
+
+class Mark(NamedTuple):
+    """Where a loader stands: after a batch, or between two loops. Never changes."""
+
+    epoch: int = 0
+    num: int = 0
+    """Batches that the loop has given."""
+    step: int = 0
+    """Batches that all loops have given."""
+    begun: Begun | None = None
+    """None between two loops."""
+    pulled: Pulled = START
+    seed: int | None = None
+    """Of the workers' draws."""
+    readers: tuple[Reader, ...] | None = None
+    """Of an iterable, for each worker. The next batch is that of worker `turn`."""
+    turn: int = 0
+
+
+def write(mark: Mark) -> dict[str, Any]:
+    """A place as JSON has it; of a place between two loops `begun` is what the next one has."""
+    begun, pulled, readers = mark.begun or Begun(), mark.pulled, mark.readers
+    return {
+        "epoch": mark.epoch,
+        "batches": mark.num,
+        "step": mark.step,
+        "seed": mark.seed,
+        "generators": {"own": list(begun.own), "process": dict(begun.process)},
+        "order_seed": begun.seed,
+        "dealt": None if begun.dealt is None else list(begun.dealt),
+        "pulled": pulled.num,
+        "digest": f"{pulled.digest:016x}",
+        "sampler": None if pulled.state is None else _text(STATES.pack(pulled.state)),
+        "is_last": pulled.is_last,
+        "readers": None if readers is None else [
+            [num, None if state is None else _text(state), is_done]
+            for num, state, is_done in readers
+        ],
+        "turn": mark.turn,
+    }  # fmt: skip
+
+
+def read(state: dict[str, Any]) -> Mark:
+    """The reverse. Raises `KeyError`, `TypeError` or `ValueError` for what is damaged."""
+    sampler, readers, dealt = state["sampler"], state["readers"], state["dealt"]
+    own, process = state["generators"]["own"], state["generators"]["process"]
+    return Mark(
+        epoch=int(state["epoch"]),
+        num=int(state["batches"]),
+        step=int(state["step"]),
+        begun=Begun(
+            tuple(own), tuple(process.items()), state["order_seed"],
+            None if dealt is None else tuple(dealt),
+        ),
+        pulled=Pulled(
+            int(state["pulled"]), int(state["digest"], 16),
+            None if sampler is None else STATES.unpack(b64decode(sampler)), bool(state["is_last"]),
+        ),
+        seed=state["seed"],
+        readers=None if readers is None else tuple(
+            (int(num), None if at is None else b64decode(at), bool(is_done))
+            for num, at, is_done in readers
+        ),
+        turn=int(state["turn"]),
+    )  # fmt: skip
+
+
+def _text(raw: bytes) -> str:
+    return b64encode(raw).decode()

@@ -1,0 +1,53 @@
+"""`seed=`: each epoch shuffled in constant memory, alike in each run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from feeder.workers.sources.orders.options import plan_order
+
+_LIST = 4096
+"""Indices that are computed at once."""
+
+
+class SeededSampler(Sampler[int]):
+    """The orders of a seed, one after the other, as sources have them. Owned by the thread that
+    iterates."""
+
+    def __init__(self, dataset: Sized, seed: int) -> None:
+        self._dataset, self.seed = dataset, seed
+        self.epoch, self._at = 0, 0
+        self._is_loaded = False
+
+    def __iter__(self) -> Iterator[int]:
+        num = len(self._dataset)
+        order: Any = plan_order(num, {"random_shuffle": True}, list_shuffle=False).make(self.seed)
+        if self._at and not self._is_loaded:
+            # The loop before was left.
+            self.epoch, self._at = self.epoch + 1, 0
+        epoch, self._is_loaded = self.epoch, False
+        while self._at < num:
+            first = self._at
+            for index in order.indices(epoch, first, min(num, first + _LIST)).tolist():
+                self._at += 1
+                yield index
+        self.epoch, self._at = epoch + 1, 0
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next loop be this epoch."""
+        self.epoch, self._at = epoch, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it stands."""
+        return {"epoch": self.epoch, "at": self._at}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go there."""
+        self.epoch, self._at = state_dict["epoch"], state_dict["at"]
+        self._is_loaded = True
