@@ -76,6 +76,9 @@ CAMPAIGNS = {
     "kill-trainers": Campaign(
         "kills jobs of PyTorch DDP, JAX and Lightning, and compares what they train",
         "adapters.killing", "--kills 50 --seed {seed}", 30),
+    "torch": Campaign(
+        "draws programs over a DataLoader and its resumes, and compares feeder's with PyTorch's",
+        "adapters.torch_programs", "--programs 18000 --with-workers 2000 --seed {seed}", 60),
     "mutate": Campaign(
         "plants sampled mutants, and counts those that tests notice",
         "scripts/mutate", "--mutants 300 --seed {seed}", 150),

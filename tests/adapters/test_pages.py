@@ -34,6 +34,8 @@ def test_a_page_does_what_it_says(
             # What other frameworks warn of is theirs.
             is_ours = page.name.startswith(("torch", "variable"))
             warnings.simplefilter("error" if is_ours else "ignore")
+            # JAX says so of each fork once another test has imported it.
+            warnings.filterwarnings("ignore", "os.fork")
             exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), names)
 
 

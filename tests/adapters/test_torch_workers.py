@@ -1,0 +1,413 @@
+"""The workers of a DataLoader: how they begin and end, who replaces them, whose draws are whose."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from needs import needs_framework
+
+needs_framework("torch")
+
+import torch
+import torch.utils.data as tud
+from torch.utils.data.distributed import DistributedSampler
+
+import feeder
+from feeder.adapters.torch import DataLoader, FeedLoader
+
+# JAX says so of each fork once another test has imported it.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
+
+ROWS = list(range(24))
+
+
+class Deadly(tud.Dataset):
+    """Ends its process at a sample: once, or each time."""
+
+    def __init__(self, folder: Path, how: str, *, once: bool) -> None:
+        self.folder, self.how, self.once = folder, how, once
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> int:
+        if i == 13 and not (self.once and (self.folder / "ended").exists()):
+            (self.folder / "ended").touch()
+            if self.how == "exits":
+                os._exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return i
+
+
+class Noisy(tud.Dataset):
+    """Draws from all generators of the process."""
+
+    def __init__(self, num: int = 24) -> None:
+        self.num = num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, i: int) -> tuple[int, float, float, float]:
+        return i, random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+class Hangs(Noisy):
+    """Waits for ever at one sample."""
+
+    def __getitem__(self, i: int) -> Any:
+        if i == 5:
+            threading.Event().wait()
+        return i
+
+
+class Holds(tud.Dataset):
+    """Has what cannot be pickled, and knows its worker."""
+
+    def __init__(self) -> None:
+        self.lock, self.file, self.setting = threading.Lock(), None, 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> tuple[int, bool, int]:
+        with self.lock:
+            return i, self.file is not None, self.setting
+
+
+def rows(loader: Any) -> list[int]:
+    return [int(x) for batch in loader for x in batch]
+
+
+def batches(loader: Any) -> list[Any]:
+    return [[part.tolist() for part in batch] for batch in loader]
+
+
+# ---- life
+
+
+@pytest.mark.parametrize("how", ["killed", "exits"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_that_ended_once_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, persistent: bool
+) -> None:
+    loader = DataLoader(
+        Deadly(tmp_path, how, once=True), 4, num_workers=2, persistent_workers=persistent
+    )
+    with caplog.at_level(logging.WARNING, "feeder"):
+        assert rows(loader) == ROWS
+    (record,) = [one for one in caplog.records if one.name == "feeder"]
+    assert "while it read samples [12, 13, 14, 15]" in record.getMessage()
+    assert rows(loader) == ROWS
+    loader.close()
+
+
+def test_a_sample_that_ends_each_worker_is_named(tmp_path: Path) -> None:
+    loader = DataLoader(Deadly(tmp_path, "killed", once=False), 4, num_workers=2)
+    with pytest.raises(RuntimeError, match=r"SIGKILL.*samples \[12, 13, 14, 15\]; this happened 3"):
+        rows(loader)
+
+
+def test_a_sample_that_hangs_is_named() -> None:
+    loader = DataLoader(Hangs(), 4, num_workers=2, timeout=0.2)
+    with pytest.raises(RuntimeError, match=r"timed out after 0.2 seconds.*\[4, 5, 6, 7\]"):
+        rows(loader)
+
+
+def test_workers_see_the_data_set_as_it_is() -> None:
+    data = Holds()
+    loader = DataLoader(data, 4, num_workers=2, worker_init_fn=_open_file)
+    for setting in range(2):
+        data.setting = setting
+        ((_, opened, seen),) = loader
+        assert opened.all()
+        assert seen.tolist() == [setting] * 4
+
+
+def _open_file(worker_id: int) -> None:
+    info = tud.get_worker_info()
+    assert info is not None
+    assert (info.id, info.num_workers) == (worker_id, 2)
+    info.dataset.file = open(__file__)  # noqa: SIM115  # the worker's, which ends with it
+
+
+def test_what_worker_init_fn_raises_is_raised() -> None:
+    def fails(worker_id: int) -> None:
+        raise KeyError(f"worker {worker_id}")
+
+    with pytest.raises(KeyError, match="worker 0"):
+        rows(DataLoader(ROWS, 4, num_workers=1, worker_init_fn=fails))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loop_that_is_left_leaves_no_process(persistent: bool) -> None:
+    loader = DataLoader(ROWS, 2, num_workers=2, persistent_workers=persistent)
+    pids = set()
+    for _ in range(3):
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1]
+        pids |= {worker.pid for worker in iterator._team.workers}
+        del iterator
+    assert len(pids) == (2 if persistent else 6)
+    del loader
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_two_iterators_are_independent() -> None:
+    loader = DataLoader(ROWS, 4, num_workers=1)
+    assert [[a.tolist(), b.tolist()] for a, b in zip(loader, loader, strict=True)] == [
+        [ROWS[i : i + 4]] * 2 for i in range(0, 24, 4)
+    ]
+
+
+def test_a_forked_child_does_not_read_its_parents_batches() -> None:
+    iterator = iter(DataLoader(ROWS, 4, num_workers=1))
+    next(iterator)
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            next(iterator)
+        except feeder.ForkedError:
+            os.write(writes, b"named")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reads, 10) == b"named"
+    os.close(reads)
+    os.close(writes)
+    assert rows(iterator) == ROWS[4:]
+
+
+SCRIPT = """
+import sys, threading
+import torch.utils.data as tud
+from feeder.adapters.torch import DataLoader
+
+class Data(tud.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        if i == 3:
+            threading.Event().wait()
+        return i
+
+iterator = iter(DataLoader(Data(), 1, num_workers=2))
+next(iterator)
+print(*[worker.pid for worker in iterator._team.workers], iterator._team._zygote_pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_trainers_death_ends_all() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        assert trainer.stdout is not None
+        pids = [os.pidfd_open(int(pid)) for pid in trainer.stdout.readline().split()]
+        trainer.kill()
+        for pid in pids:
+            poll = select.poll()
+            poll.register(pid, select.POLLIN)
+            assert poll.poll(30_000)
+            os.close(pid)
+
+
+OTHERS = """
+from feeder.adapters.torch import DataLoader
+
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        loader = DataLoader(list(range(8)), 4, num_workers=1, multiprocessing_context=method)
+        print([batch.tolist() for batch in loader])
+"""
+
+
+def test_other_start_methods_give_the_same(tmp_path: Path) -> None:
+    # multiprocessing keeps processes of its own for them.
+    script = tmp_path / "script.py"
+    script.write_text(OTHERS)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[[0, 1, 2, 3], [4, 5, 6, 7]]\n" * 2, done.stderr
+
+
+# ---- values
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    loader = DataLoader(ROWS, 2, num_workers=1, collate_fn=lambda batch: {"f": [lambda: 0, batch]})
+    with pytest.raises(TypeError, match=r"batch\['f'\]\[0\].*worker.*samples \[0, 1\]"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_names_its_sample(num_workers: int) -> None:
+    class Fails(Noisy):
+        def __getitem__(self, i: int) -> Any:
+            return {}["nothing"] if i == 5 else i
+
+    iterator = iter(DataLoader(Fails(), 4, num_workers=num_workers))
+    next(iterator)
+    with pytest.raises(KeyError) as raised:
+        next(iterator)
+    told = str(raised.value) + "".join(getattr(raised.value, "__notes__", ()))
+    assert "while reading sample 5" in told
+    # PyTorch's loader gives the next batch, too.
+    assert next(iterator).tolist() == [8, 9, 10, 11]
+
+
+def test_draws_do_not_depend_on_the_number_of_workers() -> None:
+    runs = []
+    for num_workers in (1, 2):
+        torch.manual_seed(4)
+        loader = DataLoader(Noisy(), 4, shuffle=True, num_workers=num_workers)
+        runs.append([batches(loader), batches(loader)])
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+def test_draws_are_resumed_with_other_workers() -> None:
+    torch.manual_seed(4)
+    loader = DataLoader(Noisy(), 4, shuffle=True, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = batches(iterator)
+    again = DataLoader(Noisy(), 4, shuffle=True, num_workers=1)
+    again.load_state_dict(state)
+    assert batches(again) == rest
+
+
+# ---- ranks
+
+
+def ranked(num: int, rank: int, ranks: int, **named: Any) -> DataLoader:
+    sampler: Any = DistributedSampler(range(num), ranks, rank, shuffle=True, seed=3)
+    return DataLoader(Noisy(num), 2, sampler=sampler, **named)
+
+
+@pytest.mark.parametrize("num", [23, 24, 40])
+@pytest.mark.parametrize("chain", [(2, 3), (3, 1, 2), (4, 2, 4), (1, 4)])
+def test_another_number_of_ranks_reads_the_rest_of_an_epoch(
+    num: int, chain: tuple[int, ...]
+) -> None:
+    whole = [x for batch in ranked(num, 0, 1) for x in batch[0].tolist()]
+    read: list[int] = []
+    state = None
+    for leg, ranks in enumerate(chain):
+        loaders = [ranked(num, rank, ranks) for rank in range(ranks)]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        iterators = [iter(loader) for loader in loaders]
+        for _ in range(1000 if leg == len(chain) - 1 else 2):
+            got = [next(iterator, None) for iterator in iterators]
+            if got[0] is None:
+                break
+            # One sample of each rank in turn, as the order was dealt out.
+            columns = zip(*[batch[0].tolist() for batch in got if batch is not None], strict=False)
+            read += [sample for column in columns for sample in column]
+        state = loaders[0].state_dict()
+    assert read[:num] == whole
+    # What does not go round is padded from the order's begin.
+    assert read[num:] == whole[: len(read) - num]
+
+
+def test_draws_of_samples_are_those_of_any_number_of_ranks() -> None:
+    def draws(ranks: int) -> dict[int, Any]:
+        found = {}
+        for rank in range(ranks):
+            torch.manual_seed(rank)
+            for batch in ranked(24, rank, ranks, num_workers=1):
+                numbers, *drawn = [part.tolist() for part in batch]
+                found |= dict(zip(numbers, zip(*drawn, strict=True), strict=True))
+        return found
+
+    assert draws(1) == draws(3)
+
+
+def test_a_sampler_of_another_epoch_is_an_error() -> None:
+    loader = ranked(24, 0, 2)
+    loader.sampler.set_epoch(2)
+    next(iter(loader))
+    again = ranked(24, 0, 2)
+    again.load_state_dict(loader.state_dict())
+    assert again.sampler.epoch == 2
+    again.sampler.set_epoch(1)
+    with pytest.raises(feeder.ResumeError, match=r"epoch 2 .* called with 1"):
+        iter(again)
+
+
+# ---- states
+
+
+def test_states_that_do_not_fit_are_refused_by_name() -> None:
+    state = DataLoader(ROWS, 4).state_dict()
+    for named, what in (
+        ({"batch_size": 3}, "batch_size: 4 then, 3 now"),
+        ({"dataset": ROWS[:5]}, "samples: 24 then, 5 now"),
+        ({"shuffle": True}, "sampler: 'SequentialSampler' then, 'RandomSampler' now"),
+        ({"drop_last": True}, "drop_last: False then, True now"),
+    ):
+        loader = DataLoader(**({"dataset": ROWS, "batch_size": 4} | named))
+        with pytest.raises(feeder.ResumeError, match=what):
+            loader.load_state_dict(state)
+    with pytest.raises(feeder.ResumeError, match="FeedLoader"):
+        DataLoader(ROWS, 4).load_state_dict(FeedLoader(ROWS, 4).state_dict())
+    with pytest.raises(feeder.ResumeError, match="damaged"):
+        DataLoader(ROWS, 4).load_state_dict(state | {"turn": None})
+
+
+def test_a_sampler_that_gives_other_samples_is_an_error() -> None:
+    class Changes(tud.Sampler):
+        def __init__(self, first: int) -> None:
+            self.first = first
+
+        def __iter__(self) -> Any:
+            return iter([self.first, 1, 2, 3])
+
+        def __len__(self) -> int:
+            return 4
+
+    loader = DataLoader(ROWS, 2, sampler=Changes(0))
+    next(iter(loader))
+    again = DataLoader(ROWS, 2, sampler=Changes(9))
+    again.load_state_dict(loader.state_dict())
+    with pytest.raises(feeder.ResumeError, match="other samples"):
+        iter(again)
+
+
+def test_what_is_feeders_own_gives_a_feed_loader() -> None:
+    source = feeder.sources.arrays(np.arange(8))
+    assert isinstance(DataLoader(source, batch_size=4), FeedLoader)
+    with pytest.raises(feeder.ConfigError, match="executor is an argument of FeedLoader"):
+        DataLoader(ROWS, 4, executor=feeder.Threads(2))
+
+
+def test_a_seed_is_alike_in_each_run() -> None:
+    orders = []
+    for manual in (1, 2):
+        torch.manual_seed(manual)
+        loader = DataLoader(ROWS, 4, shuffle=True, seed=7)
+        next(iter(loader))
+        orders.append([rows(loader), rows(loader)])
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1]
+    assert sorted(orders[0][0]) == ROWS
+
+
+def test_order_comes_as_it_is_ready_if_it_may() -> None:
+    loader = DataLoader(ROWS, 4, num_workers=2, in_order=False)
+    assert sorted(rows(loader)) == ROWS
