@@ -49,22 +49,6 @@ def shares(rows: list[int]) -> Counter[int]:
     return Counter(row // 1000 for row in rows)
 
 
-def test_weights_that_fit_the_lengths_give_each_record_once() -> None:
-    mixture = of({"a": 70, "b": 20, "c": 10}, {"a": 0.7, "b": 0.2, "c": 0.1})
-    for epoch in range(2):
-        rows = rows_of(mixture, epoch)
-        assert sorted(rows) == [*range(70), *range(1000, 1020), *range(2000, 2010)]
-        for block in range(0, 100, 10):
-            assert shares(rows[block : block + 10]) == {0: 7, 1: 2, 2: 1}
-        # Each source in its own order.
-        for k in range(3):
-            own = [row for row in rows if row // 1000 == k]
-            assert own == sorted(own)
-    blocks = {tuple(x // 1000 for x in rows[i : i + 10]) for i in range(0, 100, 10)}
-    assert len(blocks) > 5
-    assert rows_of(mixture, 0) != rows_of(mixture, 1)
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_mixture_is_a_bijection_with_exact_blocks(data: st.DataObject) -> None:
@@ -134,17 +118,6 @@ def test_a_mixture_is_a_bijection_with_exact_blocks(data: st.DataObject) -> None
 def test_blocks_hold_the_weights(weights: dict[str, Any], block: tuple[int, ...]) -> None:
     mixture = of({"a": 10**4, "b": 10**4, "c": 10**4}, weights)
     assert mixture.records.route.segments[0].counts == block
-
-
-def test_passes_of_a_source_are_its_own_epochs() -> None:
-    mixture = mix(
-        {"a": (numbers(0, 60), 3), "b": (numbers(1000, 5).shuffle().map(steps.jitter).map(
-            lambda record: record[0]), 1)}, on_exhausted="repeat",
-    )  # fmt: skip
-    rows = [row % 1000 for epoch in range(2) for row in rows_of(mixture, epoch) if row >= 1000]
-    passes = [rows[i : i + 5] for i in range(0, 40, 5)]
-    assert all(sorted(one) == [0, 1, 2, 3, 4] for one in passes)
-    assert len({tuple(one) for one in passes}) > 4
 
 
 def test_temperature_and_weights_by_size() -> None:
