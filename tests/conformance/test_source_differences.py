@@ -113,15 +113,6 @@ def test_a_changed_order_is_refused_with_each_difference(
     assert told(numbers(**now), position) == differences
 
 
-@pytest.mark.parametrize("tell", CARRIERS.values(), ids=CARRIERS.keys())
-@pytest.mark.parametrize(("then", "_now", "_differences"), ORDERS.values(), ids=ORDERS.keys())
-def test_the_same_source_is_taken(
-    then: dict[str, Any], _now: Any, _differences: Any, tell: Tell
-) -> None:
-    with add_feed(numbers(**then), position_of(numbers(**then), tell)) as coordinator:
-        assert next(coordinator["train"]).step == 2
-
-
 class Walk:
     """A stateful iterator."""
 

@@ -9,7 +9,6 @@ import re
 import struct
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ import pytest
 import demo
 from demo import supervisor
 from demo.children import Child
-from demo.digits import NUM_TRAINING_ROWS, DigitReader, load_digits
 from demo.runs import EVERYBODY, SERVER, Kill, Life, Result, Run, Step, Training
 from demo.runs import differences as differences_of_runs
 from demo.runs import training_differences as differences
-from demo.training import chain_digest
 from needs import needs
 
 pytestmark = pytest.mark.process
@@ -146,32 +143,6 @@ def test_processes_end_with_their_supervisor(tmp_path: Path) -> None:
     finally:
         for child in (server, *trainers):
             child.close()
-
-
-def test_batches_are_those_of_a_naive_feeder() -> None:
-    """Both runs could be wrong alike: here the digest is that of rows cut up one after another."""
-    images, labels = (column[:NUM_TRAINING_ROWS] for column in load_digits())
-    reader = DigitReader(images, labels, num_workers=2, seed=3)
-    chunks = []
-    for _ in range(2):  # epochs
-        live = deque([0, 1])
-        while live:
-            try:
-                chunks.append(reader(live[0], 32))
-                live.rotate(-1)
-            except StopIteration:
-                live.popleft()
-    images, labels = (np.concatenate(column) for column in zip(*chunks, strict=True))
-    digests = [bytes(16), bytes(16)]
-    for step, row in enumerate(range(0, len(labels), 32)):
-        batch = {"image": images[row : row + 32], "label": labels[row : row + 32]}
-        digests[step % 2] = chain_digest(digests[step % 2], batch)
-    kills = [Kill(step=13, victims=EVERYBODY), Kill(step=31, victims=("trainer 2",))]
-    run = supervisor.run_training(
-        kills, lambda *seen: None, epochs=2, steps_per_checkpoint=10, seed=3
-    )
-    got = [training.result.batches for training in run.trainings]
-    assert got == [digest.hex() for digest in digests]
 
 
 def make_run(*losses: float) -> Training:

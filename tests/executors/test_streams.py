@@ -22,11 +22,10 @@ from conformance import test_resume_values as values
 from executors.loopback import Deaths, die
 from executors.writing import BAD, WAYS, Even, into_out, plain
 from feeder import Call, Processes, Threads
-from feeder.workers import sources
 from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
 from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch, make_rows
 from parts import few
-from remote import Flaky, GivesAgain, GivesTwice, ManySizes, Small, Walk, sample
+from remote import Flaky, GivesAgain, GivesTwice, ManySizes, Small
 
 pytestmark = [pytest.mark.usefixtures("in_threads"), pytest.mark.served]
 
@@ -124,13 +123,6 @@ def test_the_same_place_is_the_same_token_whatever_the_feed_is_run_on(form: str)
         ) as (_, feed):
             tokens.append([batch.cut.token() for batch in list(feed)])
     assert tokens[1:] == tokens[:1] * 2
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_in_order_of_arrival_no_row_is_lost(form: str) -> None:
-    whole = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=2)
-    got = drain(make_fetch(form, "ragged"), epochs=2, order="arrival", executor=Processes(3))
-    assert rows_of(got) == rows_of(whole)
 
 
 def rows_of(stream: Sequence[Record]) -> list[tuple[int, int]]:
@@ -244,74 +236,6 @@ def test_no_row_is_of_a_process_that_died_half_way(rows: int, num: int, tmp_path
     )  # fmt: skip
     assert_same(got, plain(rows, epochs=3), rows, num)
     assert len(list(tmp_path.iterdir())) >= 3, "nobody has died"
-
-
-# ---- sources
-
-NUM_RECORDS = 23
-ORDERS: dict[str, dict[str, Any]] = {
-    "sequential": {},
-    "shuffled shards": {"num_shards": 2, "shard_id": 1, "random_shuffle": True},
-    "dali window": {
-        "num_shards": 2, "shard_id": 1, "order": "dali", "random_shuffle": True, "initial_fill": 5,
-    },
-}  # fmt: skip
-
-
-def of_arrays(path: Path, **order: Any) -> Any:
-    return sources.arrays(np.arange(NUM_RECORDS), np.arange(NUM_RECORDS) ** 2, **order)
-
-
-def of_large_arrays(path: Path, **order: Any) -> Any:
-    return sources.arrays(np.arange(99), np.arange(990_000).reshape(99, 10_000), **order)
-
-
-def of_samples(path: Path, **order: Any) -> Any:
-    return sources.samples(sample, NUM_RECORDS, **order)
-
-
-def of_walks(path: Path, **order: Any) -> Any:
-    return sources.iterable(Walk)
-
-
-SOURCES: dict[str, Callable[..., Any]] = {
-    "arrays": of_arrays, "large arrays": of_large_arrays, "samples": of_samples,
-    "iterables": of_walks,
-}  # fmt: skip
-
-
-def source_feed(
-    source: Any, resume: bytes | None = None, **what: Any
-) -> tuple[list[Record], list[bytes]]:
-    """Return the batches of a feed, and after each of them a snapshot."""
-    batches, snapshots = [], []
-    with make(
-        source, input_blob_names=["x", "y"], batch_size=4, num_worker_threads=2, seed=7, epochs=3,
-        resume=resume, timeout=60.0, **what,
-    ) as coordinator:  # fmt: skip
-        (name,) = coordinator
-        for batch in coordinator[name]:
-            batches.append(note(batch))
-            snapshots.append(bytes(coordinator.snapshot()))
-    return batches, snapshots
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", SOURCES)
-def test_sources_go_on_at_a_cut(tmp_path: Path, kind: str, order: str) -> None:
-    for last_batch in LAST_BATCH[-2:]:
-
-        def feed(last_batch: str = last_batch, **what: Any) -> tuple[list[Record], list[bytes]]:
-            source = SOURCES[kind](tmp_path, **ORDERS[order])
-            return source_feed(source, last_batch=last_batch, **what)
-
-        whole, _ = feed()
-        again, snapshots = feed(executor=Processes(2))
-        assert_same(again, whole)
-        for i in (1, len(whole) // 2):
-            for executor in (Processes(3), None):
-                rest, _ = feed(resume=snapshots[i - 1], executor=executor)
-                assert_same(rest, whole[i:], i, executor)
 
 
 # ---- odd chunks

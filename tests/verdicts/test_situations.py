@@ -149,24 +149,6 @@ def test_one_trainer_is_missing() -> None:
     assert (verdict.kind, verdict.why) == ("waiting", "for a consumer on queue 1")
 
 
-def test_a_trainer_that_is_gone_for_good() -> None:
-    with feeder.serve(lambda: make(rows()), "tcp://127.0.0.1:0") as server:
-        with feeder.connect(server.addresses[0]) as consumer:
-            for _ in range(3):
-                next(consumer)
-        wait_until(lambda: only(server.figures()).queues[0].waiting > 3)
-        verdict = look(server.figures, 0.1)
-    assert (verdict.kind, verdict.why) == ("waiting", "for a consumer on queue 0")
-
-
-def test_one_stalled_trainer() -> None:
-    with serving(lambda: make(rows(), devices=2), [0.0, 3600.0]) as read:
-        wait_until(lambda: only(read()).queues[0].wait_s > 0.1)
-        verdict = look(read)
-    assert verdict.kind == "stalled-queue"
-    assert "queue 1 has batches" in verdict.why
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(("mode", "kind"), [("full", "checksum-bound"), ("off", "trainer-bound")])
 def test_checksums_on_a_slow_machine(mode: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

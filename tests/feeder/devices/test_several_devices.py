@@ -176,10 +176,6 @@ def test_a_fetch_function_that_gives_nothing_is_logged_again_and_again(
         assert re.fullmatch(SLOW_FETCH, line)
 
 
-def take(device: feeder.DeviceFeed, num: int) -> list[int]:
-    return [next(device).step for _ in range(num)]
-
-
 @pytest.mark.parametrize("ahead", [1, 5, 20])
 def test_one_thread_may_take_from_the_devices_in_any_order(ahead: int) -> None:
     """As far as the bound lets one device run ahead of the other."""
