@@ -15,10 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import feeder
-import feeds
 import parts
 import remote
-from conformance import test_resume_values as values
 from executors.loopback import Deaths, die
 from executors.writing import BAD, WAYS, Even, into_out, plain
 from feeder import Call, Processes, Threads
@@ -171,29 +169,6 @@ def test_a_pure_function_may_have_cursors(tmp_path: Path) -> None:
         rest = drain(remote.Cursors(tmp_path), resume=position, epochs=2, executor=Processes(3))
         assert_same(rest, whole[at:], at)
         assert any(tmp_path.iterdir()) == (position is taken[1])
-
-
-# ---- what the conformance tests ask, where the executor has a part in it
-
-
-@pytest.fixture
-def on_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every feed of a conformance test run on processes."""
-
-    def make_on_processes(fetch: Any, *, num_threads: int = 2, **what: Any) -> feeder.Coordinator:
-        return make(fetch, executor=Processes(num_threads), **what)
-
-    for module in (feeds, values):
-        if hasattr(module, "make"):
-            monkeypatch.setattr(module, "make", make_on_processes)
-
-
-@pytest.mark.usefixtures("on_processes_only")
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_fetched_again_that_differ_are_named(form: str) -> None:
-    values.test_rows_fetched_again_that_differ_are_named(form, "large", "token")
-    values.test_fewer_rows_than_before_are_named(form, "state dict")
-    values.test_an_end_where_rows_came_before_is_named(form, "token")
 
 
 # ---- `rows_per_call`
