@@ -4,12 +4,11 @@ real ones can show is in the other files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ from executors.loopback import Deaths, die
 from executors.writing import BAD, WAYS, Even, into_out, plain
 from feeder import Call, Processes, Threads
 from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
-from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch, make_rows
+from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch
 from parts import few
 from remote import Flaky, GivesAgain, GivesTwice, ManySizes, Small
 
@@ -121,27 +120,6 @@ def test_the_same_place_is_the_same_token_whatever_the_feed_is_run_on(form: str)
         ) as (_, feed):
             tokens.append([batch.cut.token() for batch in list(feed)])
     assert tokens[1:] == tokens[:1] * 2
-
-
-def rows_of(stream: Sequence[Record]) -> list[tuple[int, int]]:
-    """Return the epoch and the id of each row, sorted."""
-    return sorted(
-        (epoch, row_id)
-        for epoch, _, _, _, ((dtype, _, first), *_) in stream
-        for row_id in np.frombuffer(first, dtype).tolist()
-    )
-
-
-def test_what_lies_beyond_the_first_end_is_discarded() -> None:
-    whole = drain(remote.beyond, epochs=3, executor=Threads(1), num_worker_threads=1)
-    assert rows_of(whole) == [
-        (epoch, row_id)
-        for epoch in range(3)
-        for index in range(5)
-        for row_id in make_rows(0, epoch, index, 3)["id"].tolist()
-    ]
-    for num in (1, 3, 8):
-        assert_same(drain(remote.beyond, epochs=3, executor=Processes(num)), whole, num)
 
 
 def test_calls_that_raise_are_made_again(tmp_path: Path) -> None:

@@ -140,10 +140,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mix({"a": lambda call: call}),  # type: ignore[dict-item]
         "^mix, 'a': function is no source, expected one of feeder.sources",
     ),
-    "zero in the schedule": (
-        lambda: of({"a": 5}, {"a": 1}, schedule=[(4, {"a": 0})]),
-        "the weight of 'a' is 0, expected a finite number above 0",
-    ),
     "zero": (lambda: of({"a": 5}, {"a": 0}), "the weight of 'a' is 0, expected a finite"),
     "infinite": (lambda: of({"a": 5}, {"a": float("inf")}), "the weight of 'a' is inf"),
     "no number": (lambda: of({"a": 5}, {"a": float("nan")}), "the weight of 'a' is nan"),
@@ -151,10 +147,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "too large by temperature": (
         lambda: of({"a": 5}, {"a": 1e300}, temperature=0.5),
         "the weight of 'a', to the power of 1 / temperature, is inf",
-    ),
-    "too small by temperature": (
-        lambda: of({"a": 5}, {"a": 1e-300}, temperature=0.5),
-        "the weight of 'a', to the power of 1 / temperature, is 0.0",
     ),
     "names": (lambda: mix({1: numbers(), "1": numbers()}), "names are .*different ones as text"),  # type: ignore[dict-item]
     "packed": (
@@ -174,7 +166,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "budgeted": (lambda: mix({"a": (steps.budgeted(), 1)}), "mix, 'a', of batch_by_tokens, whose"),
     "temperature": (lambda: of({"a": 5}, {"a": 1}, temperature=0), "temperature is 0"),
     "seed": (lambda: of({"a": 5}, {"a": 1}, seed=-1), "seed is -1"),
-    "large seed": (lambda: of({"a": 5}, {"a": 1}, seed=2**64), "seed is 18446744073709551616"),
     "schedule": (lambda: of({"a": 5}, {"a": 1}, schedule=5), "schedule is 5, expected pairs"),
     "step": (lambda: of({"a": 5}, {"a": 1}, schedule=[(0, {"a": 1})]), "a record of the schedule"),
     "unsorted": (
@@ -221,9 +212,6 @@ def mixed(fn: Callable[[Any], Any] | None, *, shuffled: bool = False) -> Source:
 
 BROKEN: dict[str, tuple[Callable[[], Source], str]] = {
     "map": (lambda: mixed(failing), r"mix: source 'code': row 6: no such text$"),
-    "map after shuffle": (
-        lambda: mixed(None).shuffle(1).map(failing), r"^mix: source 'code': row 6: no such text$",
-    ),
     "mixture of mixtures": (
         lambda: mix({"all": mixed(failing), "more": numbers()}),
         r"mix: source 'all': mix: source 'code': row 6: no such text$",
