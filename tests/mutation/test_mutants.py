@@ -63,16 +63,3 @@ def test_the_tests_of_every_module_are_there() -> None:
     for tests in [*modules.CORE.values(), *modules.ADAPTERS.values()]:
         for test in tests:
             assert (ROOT / test).exists(), test
-
-
-def test_a_sample_is_the_same_when_code_before_it_moves() -> None:
-    source = b"def f(a, b):\n    return a < b and b < 7\n"
-    moved = b"X = 1\n\n\n" + source
-
-    def ids(text: bytes) -> set[str]:
-        return {mutant.id for mutant in mutants("x.py", text) if mutant.symbol == "f"}
-
-    assert ids(source) == ids(moved)
-    assert len(ids(source)) == len([m for m in mutants("x.py", source) if m.symbol == "f"])
-    few, more = (sample("x.py", source, "seed", num) for num in (3, 6))
-    assert few == more[:3] and few != sample("x.py", source, "another", 3)

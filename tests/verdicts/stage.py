@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -116,36 +116,6 @@ def training(coordinator: feeder.Coordinator, *step_s: float) -> Iterator[Callab
             coordinator.stop()
             for trainer in trainers:
                 trainer.join()
-
-
-@contextmanager
-def serving(
-    factory: Callable[[], feeder.Coordinator],
-    steps_s: Sequence[float],
-    *,
-    bind: str = "tcp://127.0.0.1:0",
-    queues: int | None = None,
-    **options: Any,
-) -> Iterator[Callable[[], Figures]]:
-    """Serve a feed, and train on its first queues with steps of so many seconds."""
-    with ExitStack() as stack:
-        server = stack.enter_context(feeder.serve(factory, bind, queues=queues or len(steps_s)))
-        (address,) = server.addresses
-        trainers = []
-        for queue, step_s in enumerate(steps_s):
-            consumer = feeder.connect(address, queue=queue, **options)
-            stack.callback(consumer.close)
-            trainers.append(Trainer(consumer, step_s))
-            # Closed first, so that its trainer ends.
-            stack.callback(trainers[-1].join)
-            stack.callback(consumer.close)
-        yield lambda: _read(server, trainers)
-
-
-def _read(server: feeder.Server, trainers: list[Trainer]) -> Figures:
-    if len(trainers) == server.queues["train"]:
-        assert all(trainer.is_under_way.wait(WAIT_S) for trainer in trainers)
-    return server.figures()
 
 
 def only(figures: Figures) -> FeedFigures:

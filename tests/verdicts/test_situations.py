@@ -17,7 +17,6 @@ from verdicts.stage import (
     make,
     only,
     rows,
-    serving,
     slow,
     training,
     wait_until,
@@ -104,6 +103,9 @@ def test_fetch_that_fails_for_good() -> None:
 
 
 def test_one_trainer_is_missing() -> None:
-    with serving(lambda: make(rows()), [0.0], queues=2) as read:
-        verdict = look(read, 0.01)
+    with (
+        feeder.serve(lambda: make(rows()), "tcp://127.0.0.1:0", queues=2) as server,
+        feeder.connect(server.addresses[0], queue=0),
+    ):
+        verdict = look(server.figures, 0.01)
     assert (verdict.kind, verdict.why) == ("waiting", "for a consumer on queue 1")
