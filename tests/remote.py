@@ -416,22 +416,6 @@ class Counts:
         return rows_of(call)
 
 
-class DiesAsWorker:
-    """One worker's third call ends its process."""
-
-    def __init__(self, worker_id: int) -> None:
-        self.worker_id = worker_id
-        self.at: dict[int, int] = {}
-
-    def __call__(self, worker_id: int, batch_size: int) -> Any:
-        at = self.at[worker_id] = self.at.get(worker_id, -1) + 1
-        if at == 2 and worker_id == self.worker_id:
-            die()
-        if at == 5:
-            raise StopIteration
-        return make_rows(worker_id, 0, at, batch_size)
-
-
 _THE_SAME = ValueError("always the same")
 
 

@@ -18,6 +18,18 @@ needs_framework("datasets", "pyarrow")
 
 import pyarrow as pa
 
+# The library pickles what it digests, and warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def no_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their thread would outlive the test."""
+    import tqdm
+
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
+
+
 NUM = 50
 TABLE = pa.table({
     "n": pa.array(range(NUM), pa.int32()),
@@ -27,14 +39,9 @@ TABLE = pa.table({
 })  # fmt: skip
 
 
-# The library pickles what it digests, and warns of it.
-@pytest.mark.filterwarnings("ignore")
-def test_its_rows_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_rows_in_its_order(tmp_path: Path) -> None:
     import datasets
-    import tqdm
 
-    # Their thread would outlive the test.
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
     with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pa.ipc.new_stream(
         file, TABLE.schema
     ) as stream:  # fmt: skip
@@ -59,12 +66,9 @@ def test_its_rows_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         hf(whole.to_iterable_dataset())
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     import datasets
-    import tqdm
 
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
     words, path = pa.array(["aa", "bbb", "cccc", "ddddd"]), tmp_path / "x.arrow"
     table = pa.table({"x": words})
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
@@ -77,12 +81,9 @@ def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         source(call(0, 4))
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_items_where_a_column_has_no_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_where_a_column_has_no_array() -> None:
     import datasets
-    import tqdm
 
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
     lists = {"x": [[[1], [2, 3]], [], [[4]]], "t": [["a", "bc"], [], ["d"]]}
     whole = datasets.Dataset.from_dict(lists)
     sizes = hf(whole).map(lambda row: (sum(map(len, row["x"])), len("".join(row["t"]))))
@@ -94,15 +95,10 @@ def test_items_where_a_column_has_no_array(monkeypatch: pytest.MonkeyPatch) -> N
     assert hf(squares)(call(0, 2))["x"].tolist() == squares["x"][:]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_dataset_that_streams_resumes_by_its_state(
-    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_that_streams_resumes_by_its_state(workers: int) -> None:
     import datasets
-    import tqdm
 
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
     whole = datasets.Dataset(TABLE).select_columns(["n", "x"]).to_iterable_dataset(num_shards=4)
 
     def part(worker_id: int, epoch: int) -> Any:

@@ -89,23 +89,6 @@ def test_a_state_is_of_the_batch_that_was_used(ahead: int, at: int) -> None:
     assert numbers(first) == whole[at:]
 
 
-def test_processes_share_one_order_with_any_number_of_them() -> None:
-    def processes(num: int) -> list[Any]:
-        return [
-            global_batches(loader(rank=r, world_size=num, epochs=1), sharding()) for r in range(num)
-        ]
-
-    whole = numbers(processes(1)[0])
-    two = processes(2)
-    seen = [next(one)["i"].tolist() for one in two]
-    states = [one.get_state() for one in two]
-    assert states[0] == states[1]
-    three = processes(3)
-    for one in three:
-        one.set_state(states[1])
-    assert seen + [next(one)["i"].tolist() for one in three] == whole
-
-
 def test_a_feed_is_put_over_the_sharding() -> None:
     with make(Pure(3, 4), epochs=2) as coordinator:
         batches = global_batches(FeedLoader(coordinator["train"]), sharding())

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,6 +20,8 @@ with warnings.catch_warnings():
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.utilities import CombinedLoader
 
+from adapters.examples import said
+from adapters.killing_alone import compare
 from adapters.lightning_child import EPOCHS, SAMPLES, SIZE, Points
 from feeder.adapters.lightning import FeedCheckpoint, FeedLoader
 
@@ -36,18 +34,15 @@ STEPS = -(-SAMPLES // SIZE)
 class Model(lightning.LightningModule):
     """Notes the samples of each step."""
 
-    def __init__(self, kill_at: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.net = torch.nn.Linear(4, 1)
         self.seen: list[tuple[int, list[int]]] = []
-        self.kill_at = kill_at
 
     def training_step(self, batch: Any, number: int) -> torch.Tensor:
         batch = batch["one"] if isinstance(batch, dict) else batch
         x, y, ids = batch
         self.seen.append((self.global_step, ids.tolist()))
-        if self.kill_at is not None and self.global_step == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
         return (self.net(x) - y).square().mean()
 
     def configure_optimizers(self) -> Any:
@@ -69,10 +64,10 @@ class Data(lightning.LightningDataModule):
 
 def fit(
     folder: Path, resume: Any = None, *, steps: int = -1, combined: bool = False,
-    every: int | None = 1, kill_at: int | None = None,
+    every: int | None = 1,
 ) -> Model:  # fmt: skip
     lightning.seed_everything(0, verbose=False)
-    model = Model(kill_at)
+    model = Model()
     saved = ModelCheckpoint(
         folder, filename="{step}", every_n_train_steps=every, save_top_k=-1,
         every_n_epochs=None if every else 1,
@@ -124,62 +119,16 @@ def test_a_combined_loader_is_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_a_killed_trainer_goes_on_bit_for_bit(whole: Model, tmp_path: Path) -> None:
-    """Killed at five steps, one after another, each time from the newest checkpoint."""
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from adapters.test_lightning import killed\n"
-        "killed(Path(sys.argv[1]))\n"
-    )
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=env, capture_output=True, text=True,
-        timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    resumed = fit(tmp_path, newest(tmp_path))
-    last = resumed.seen[0][0]
-    assert last >= 9
-    assert resumed.seen == whole.seen[last:]
-    assert torch.equal(resumed.net.weight, whole.net.weight)
-
-
-def newest(folder: Path) -> Path | None:
-    found = sorted(folder.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
-    return found[-1] if found else None
-
-
-def killed(folder: Path) -> None:
-    """Train in a child that is killed at a step, five times."""
-    for kill_at in (1, STEPS - 1, STEPS, STEPS, 9):
-        child = os.fork()
-        if not child:
-            try:
-                fit(folder, newest(folder), kill_at=kill_at)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+def test_a_killed_trainer_goes_on_bit_for_bit() -> None:
+    assert compare("lightning", 2, seed=3) == 3 * STEPS
 
 
 @pytest.mark.timeout(240)
 def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    def train(name: str, *options: str) -> str:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [
-            sys.executable,
-            str(ROOT / "examples/lightning_fit/train.py"),
-            str(tmp_path / name),
-        ]
-        done = subprocess.run(
-            [*command, *options], env=env, capture_output=True, text=True, timeout=100,
-            cwd=tmp_path,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout.splitlines()[-1]
-
-    whole = train("whole")
+    whole, stopped, rest = said(
+        "lightning_fit/train.py",
+        [[tmp_path / "whole"], [tmp_path / "halves", "33"], [tmp_path / "halves"]], tmp_path,
+    )  # fmt: skip
+    whole, stopped, rest = (text.splitlines()[-1] for text in (whole, stopped, rest))
     assert whole.startswith("weights ")
-    assert train("halves", "33") != whole
-    assert train("halves") == whole
+    assert stopped != whole == rest

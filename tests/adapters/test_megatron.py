@@ -56,17 +56,6 @@ def test_a_state_goes_on_over_epochs(tmp_path: Path, at: int) -> None:
     assert take(batches, 3) == whole[at : at + 3]
 
 
-def test_any_ranks_state_is_one_for_all_with_any_number_of_ranks() -> None:
-    whole = take(iterator(external()), STEPS)
-    two = [external(rank=rank, world_size=2) for rank in range(2)]
-    seen = [take(loader, 1)[0] for loader in two]
-    assert two[0].save_state() == two[1].save_state()
-    three = [external(rank=rank, world_size=3) for rank in range(3)]
-    for loader in three:
-        loader.restore_state(two[1].save_state())
-    assert seen + [take(loader, 1)[0] for loader in three] == whole[:5]
-
-
 def test_epochs_end_and_an_empty_one_is_an_error() -> None:
     batches = external(epochs=2)
     assert len(list(batches)) == 2 * STEPS

@@ -243,13 +243,6 @@ def test_a_state_that_nobody_told_is_no_state(tmp_path: Path) -> None:
         checkpoint.save(tmp_path / "after")
 
 
-def test_a_state_of_another_loader_is_refused(tmp_path: Path) -> None:
-    saved = tf.train.Checkpoint(feed=FeedState(loader())).save(tmp_path / "job")
-    other = FeedState(FeedLoader(Numbers(), 5, shuffle=True))
-    with pytest.raises(feeder.ResumeError, match=r"source\.batch_size: 4 then, 5 now"):
-        tf.train.Checkpoint(feed=other).restore(saved)
-
-
 def test_workers_share_one_order_with_any_number_of_them(
     monkeypatch: pytest.MonkeyPatch, whole: list[list[int]]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-import pickle  # noqa: TID251  (checkpoints of trainers are pickles)
 import random
 import re
 import threading
@@ -22,20 +21,15 @@ needs_framework("torch")
 
 import torch
 from torch.utils.data import (
-    BatchSampler,
     Dataset,
     IterableDataset,
     RandomSampler,
-    SequentialSampler,
-    TensorDataset,
 )
 from torch.utils.data.distributed import DistributedSampler
 
 import feeder
 from feeder.adapters.torch import FeedLoader
 
-# JAX says so of each fork once another test has imported it, and DataLoader forks.
-FORKS = pytest.mark.filterwarnings("ignore:os.fork")
 NUM = 23
 SIZE = 4
 
@@ -81,27 +75,6 @@ class Count(IterableDataset):
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.num))
-
-
-class StatefulCount(Count):
-    """The same with a state."""
-
-    at = 0
-    skipped = 0
-
-    def __iter__(self) -> Iterator[int]:
-        start, self.at = self.at, 0
-        self.skipped = start
-        for i in range(start, self.num):
-            self.at = i + 1
-            yield i
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
 
 
 def loader(dataset: Any = None, batch_size: Any = SIZE, **settings: Any) -> FeedLoader:
@@ -164,6 +137,8 @@ def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], said: str) 
         (Items(int, 0), {}, "is empty"),
         (type("Bare", (Dataset,), {"__getitem__": int})(), {"shuffle": True}, "has no __len__"),
         (5, {}, "dataset is a int"),
+        (feeder.sources.arrays(np.arange(9)), {"shuffle": True}, "a source has its own order"),
+        (lambda call: [np.ones(3)], {"rank": 0, "world_size": 2}, r"FeedLoader\.connect"),
     ],
 )
 def test_so_is_what_a_data_set_cannot_do(dataset: Any, settings: Any, said: str) -> None:
@@ -179,18 +154,6 @@ def test_a_generator_gives_the_seed() -> None:
 
 
 # ---- epochs and order
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_without_a_shuffle_it_gives_what_dataloader_gives(
-    drop_last: bool, num_workers: int
-) -> None:
-    ours = loader(num_workers=num_workers, drop_last=drop_last)
-    theirs = torch.utils.data.DataLoader(Numbers(), SIZE, drop_last=drop_last)
-    for _ in range(2):
-        assert epoch_of(ours) == epoch_of(theirs)
-    assert len(ours) == len(theirs)
 
 
 def test_each_loop_is_an_epoch_that_is_shuffled_anew() -> None:
@@ -246,13 +209,6 @@ def test_iter_has_no_effect_before_the_first_next() -> None:
     iter(ours)
     assert [first, *(batch.tolist() for batch in loop)] == epoch_of(whole)
     assert list(loop) == []
-
-
-def test_epochs_bounds_the_loops() -> None:
-    ours = loader(epochs=2)
-    assert [len(epoch_of(ours)) for _ in range(2)] == [6, 6]
-    with pytest.raises(feeder.ConfigError, match="its 2 epochs"):
-        epoch_of(ours)
 
 
 def test_a_loader_that_is_dropped_leaves_no_thread() -> None:
@@ -362,12 +318,6 @@ def test_rows_of_any_length_come_through_collate_fn() -> None:
     assert all(map(same, ours, theirs))
 
 
-def test_without_a_batch_size_samples_come_as_they_are() -> None:
-    assert [int(i) for i in loader(batch_size=None)] == list(range(NUM))
-    found = list(loader(Items(STRUCTURES["dict"]), None))
-    assert found[3]["y"]["z"] == [3, "3"]
-
-
 @pytest.mark.parametrize(
     ("make", "settings", "said"),
     [
@@ -418,26 +368,8 @@ def test_columns_by_name_are_no_items() -> None:
 # ---- ranks
 
 
-def ranks(num: int, **settings: Any) -> list[FeedLoader]:
-    return [loader(rank=rank, world_size=num, **settings) for rank in range(num)]
-
-
 def in_order(rounds: Any) -> list[list[int]]:
     return [batch for batches in rounds for batch in batches]
-
-
-@pytest.mark.parametrize("num", [1, 2, 3])
-def test_ranks_share_one_order_and_read_their_own_batches_alone(num: int) -> None:
-    whole = epoch_of(loader(shuffle=True))
-    all_ = ranks(num, shuffle=True)
-    found = [epoch_of(rank) for rank in all_]
-    assert {len(batches) for batches in found} == {len(all_[0])} == {-(-len(whole) // num)}
-    assert in_order(zip(*found, strict=True))[: len(whole)] == whole
-    # What goes not round is the last batch again.
-    for rank, batches in enumerate(found):
-        mine = set(flat(batches[:-1]))
-        others = set(flat([b for r, bs in enumerate(found) if r != rank for b in bs[:-1]]))
-        assert not mine & others
 
 
 def test_a_rank_reads_the_indices_of_its_batches_and_no_others() -> None:
@@ -448,11 +380,6 @@ def test_a_rank_reads_the_indices_of_its_batches_and_no_others() -> None:
     assert set(dataset.reads) == set(flat([list(range(i, i + 4)) for i in range(4, 40, 8)]))
 
 
-def test_with_drop_last_what_does_not_go_round_is_left_out() -> None:
-    found = [epoch_of(rank) for rank in ranks(2, drop_last=True)]
-    assert [len(batches) for batches in found] == [2, 2]
-
-
 def test_ranks_are_taken_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -461,62 +388,6 @@ def test_ranks_are_taken_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # ---- position
-
-
-@pytest.mark.parametrize("at", range(7))
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_state_goes_on_bit_for_bit_at_every_batch(at: int, shuffle: bool) -> None:
-    first, second = loader(shuffle=shuffle), loader(shuffle=shuffle)
-    whole = [epoch_of(first) for _ in range(3)]
-    loop = iter(second)
-    for _ in range(at):
-        next(loop, None)
-    state = pickle.loads(pickle.dumps(second.state_dict()))
-    third = loader(shuffle=shuffle)
-    third.load_state_dict(state)
-    # After the last batch, and before its end is told, nothing is left of the epoch.
-    assert third.epoch == 0
-    assert [epoch_of(third) for _ in range(3)] == [whole[0][at:], *whole[1:]]
-    assert len(state["feeder"]) <= 512
-
-
-def test_after_its_end_is_told_a_state_is_of_the_next_epoch() -> None:
-    first = loader(shuffle=True)
-    epoch_of(first)
-    second = loader(shuffle=True)
-    second.load_state_dict(first.state_dict())
-    assert second.epoch == 1
-    assert epoch_of(second) == epoch_of(first)
-
-
-def test_the_state_before_the_first_batch_has_the_same_keys_and_begins_anew() -> None:
-    first = loader(shuffle=True)
-    fresh = first.state_dict()
-    whole = epoch_of(first)
-    assert fresh.keys() == first.state_dict().keys()
-    first.load_state_dict(fresh)
-    assert epoch_of(first) == whole
-
-
-@pytest.mark.parametrize("sizes", [(2, 3, 1, 2), (1, 4, 2), (3, 3)])
-def test_any_ranks_state_is_valid_for_all_with_any_world_size(sizes: tuple[int, ...]) -> None:
-    dataset = Items(int, 101)
-    whole = flat(epoch_of(loader(dataset, shuffle=True)))
-    state, seen = None, []
-    for leg, num in enumerate(sizes):
-        all_ = [loader(dataset, shuffle=True, rank=r, world_size=num) for r in range(num)]
-        if state is not None:
-            for one in all_:
-                one.load_state_dict(state)
-        loops = [iter(one) for one in all_]
-        for _ in range(2):
-            seen += [i for loop in loops for i in next(loop).tolist()]
-        states = [one.state_dict() for one in all_]
-        assert states == states[:1] * num
-        state = states[leg % num]
-    last = loader(dataset, shuffle=True)
-    last.load_state_dict(state)
-    assert seen + flat(epoch_of(last)) == whole
 
 
 @pytest.mark.parametrize(
@@ -548,60 +419,6 @@ def test_states_of_others_are_refused() -> None:
 # ---- samplers
 
 
-def samplers() -> dict[str, Any]:
-    dataset = Numbers()
-    return {
-        "sequential": {"sampler": SequentialSampler(dataset)},
-        "list": {"sampler": [3, 1, 4, 1, 5, 9, 2, 6]},
-        "random": {"sampler": RandomSampler(dataset)},
-        "random, seeded": {"sampler": RandomSampler(dataset, generator=torch.Generator())},
-        "distributed": {"sampler": DistributedSampler(dataset, num_replicas=2, rank=1)},
-        "batches": {
-            "batch_sampler": BatchSampler(RandomSampler(dataset), 3, drop_last=False),
-            "batch_size": 1,
-        },
-        "stateful": {"sampler": Walk(NUM)},
-    }
-
-
-class Walk:
-    """A sampler whose state tells its order."""
-
-    def __init__(self, num: int) -> None:
-        self.num, self.seed = num, 5
-
-    def __len__(self) -> int:
-        return self.num
-
-    def __iter__(self) -> Iterator[int]:
-        self.seed += 1
-        yield from np.random.default_rng(self.seed).permutation(self.num).tolist()
-
-    def state_dict(self) -> dict[str, int]:
-        return {"seed": self.seed}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.seed = state["seed"]
-
-
-@pytest.mark.parametrize("name", samplers())
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_sampler_is_honoured_and_resumed(name: str, at: int) -> None:
-    first = loader(**samplers()[name], executor=feeder.Threads(2))
-    whole = [epoch_of(first) for _ in range(3)]
-    second = loader(**samplers()[name])
-    epoch_of(second)
-    loop = iter(second)
-    for _ in range(at):
-        next(loop)
-    state = second.state_dict()
-    third = loader(**samplers()[name])
-    third.load_state_dict(state)
-    assert [epoch_of(third) for _ in range(2)] == [whole[1][at:], whole[2]]
-    if name not in ("sequential", "list"):
-        assert len({tuple(flat(epoch)) for epoch in whole}) == 3
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_sampler_gives_the_samples_that_dataloader_reads(drop_last: bool) -> None:
     num = NUM - 1  # Each rank has 11: the last batch is a short one.
@@ -630,28 +447,6 @@ def test_a_sampler_of_another_length_or_order_is_refused() -> None:
 # ---- iterables, sources, functions, feeds
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("at", range(7))
-@pytest.mark.parametrize("kind", [Count, StatefulCount])
-def test_an_iterable_is_resumed(kind: Any, at: int, drop_last: bool) -> None:
-    first = loader(kind(), drop_last=drop_last)
-    whole = [epoch_of(first) for _ in range(3)]
-    assert whole[0] == epoch_of(torch.utils.data.DataLoader(Count(), SIZE, drop_last=drop_last))
-    second = loader(kind(), drop_last=drop_last)
-    loop = iter(second)
-    at = min(at, len(whole[0]))
-    for _ in range(at):
-        next(loop)
-    dataset = kind()
-    third = loader(dataset, drop_last=drop_last)
-    third.load_state_dict(second.state_dict())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert [epoch_of(third) for _ in range(3)] == [whole[0][at:], *whole[1:]]
-    is_replayed = kind is Count and 0 < at < -(-NUM // SIZE)
-    assert [w.category for w in caught] == [feeder.ReplayWarning] * is_replayed
-
-
 def test_an_iterable_is_begun_anew_after_a_break() -> None:
     ours = loader(Count(10**9))
     for _ in range(3):
@@ -678,46 +473,10 @@ def test_ranks_of_an_iterable_keep_their_own_batches(num: int) -> None:
         assert epoch_of(last) == whole[num:]
 
 
-def test_a_source_is_read_by_rank_and_resumed() -> None:
-    def source() -> feeder.sources.Source:
-        return feeder.sources.arrays(
-            {"x": np.arange(50), "y": np.ones((50, 2))}, random_shuffle=True
-        )
-
-    whole = [batch["x"].tolist() for batch in loader(source())]
-    found = [
-        [batch["x"].tolist() for batch in loader(source(), rank=r, world_size=2)] for r in (0, 1)
-    ]
-    assert in_order(zip(*found, strict=True))[: len(whole)] == whole
-    first = loader(source())
-    next(iter(first))
-    second = loader(source())
-    second.load_state_dict(first.state_dict())
-    assert [batch["x"].tolist() for batch in second] == whole[1:]
-    with pytest.raises(feeder.ConfigError, match="a source has its own order"):
-        loader(source(), shuffle=True)
-
-
 def fetch(call: feeder.Call) -> Any:
     if call.index == 5:
         raise StopIteration
     return [np.arange(5) + 5 * call.index + 100 * call.epoch, np.ones((5, 2), np.float32)]
-
-
-@pytest.mark.parametrize("at", [0, 1, 7])
-def test_a_fetch_function_is_cut_into_batches(at: int) -> None:
-    first = loader(fetch)
-    whole = [[x.tolist() for x, _ in first] for _ in range(2)]
-    assert flat(whole[0]) == list(range(25))
-    second = loader(fetch)
-    loop = iter(second)
-    for _ in range(at):
-        next(loop)
-    third = loader(fetch)
-    third.load_state_dict(second.state_dict())
-    assert [[x.tolist() for x, _ in third] for _ in range(2)] == [whole[0][at:], whole[1]]
-    with pytest.raises(feeder.ConfigError, match=r"FeedLoader\.connect"):
-        loader(fetch, rank=0, world_size=2)
 
 
 def feeds() -> feeder.Coordinator:
@@ -757,29 +516,6 @@ def test_a_served_queue_is_resumed(at: int) -> None:
         ]  # fmt: skip
         third.load_state_dict(state)
         assert [batch["x"].tolist() for batch in third] == whole[0][at:]
-
-
-# ---- one line
-
-
-@FORKS
-def test_a_script_changes_by_its_import_alone() -> None:
-    script = """
-dataset = TensorDataset(torch.arange(20.).reshape(10, 2), torch.arange(10))
-loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, pin_memory=False)
-seen = []
-for epoch in range(2):
-    for x, y in loader:
-        assert x.shape == (len(y), 2)
-        seen.append((x, y))
-"""
-    for kind in (torch.utils.data.DataLoader, FeedLoader):
-        names = {"torch": torch, "TensorDataset": TensorDataset, "DataLoader": kind}
-        exec(script, names)
-        found = torch.cat([y for _, y in names["seen"]])  # type: ignore[attr-defined]
-        assert sorted(found.tolist()) == sorted([*range(10), *range(10)])
-        if kind is FeedLoader:
-            names["loader"].close()  # type: ignore[attr-defined]
 
 
 # ---- processes
@@ -839,8 +575,17 @@ def test_in_processes_draws_of_the_generators_repeat_and_resume(kind: str) -> No
     assert whole[0] != whole[1]
 
 
+class Walk(list[int]):
+    """A sampler with a state."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
 def test_what_cannot_be_in_processes_is_told() -> None:
     with pytest.raises(feeder.ConfigError, match="num_workers is 2 and executor is Threads"):
         loader(num_workers=2, executor=feeder.Threads(2))
     with pytest.raises(feeder.ConfigError, match="sampler Walk has a state"):
-        loader(sampler=Walk(NUM), num_workers=1)
+        loader(sampler=Walk(range(NUM)), num_workers=1)

@@ -243,46 +243,12 @@ class Drawn:
         self.set(self.rng, state["of"][0])
 
 
-class DrawnStream(Drawn, IterableDataset):
-    """The same as a data set, whose state tells its place, too."""
-
-    at: Any = None
-
-    def __iter__(self) -> Iterator[int]:
-        before, index = self.at or (self.get(self.rng), 0)
-        self.set(self.rng, before)
-        for number, i in enumerate(self.draw(self.rng)):
-            if number >= index:
-                self.at = before, number + 1
-                yield i
-        self.at = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
-
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_sampler_may_have_any_generators_state(name: str, at: int) -> None:
     whole, resumed = interrupted(lambda: FeedLoader(range(NUM), SIZE, sampler=Drawn(name)), 2, at)
     assert resumed == whole
     assert whole[0] != whole[1]
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_an_iterable_may_have_any_generators_state(name: str) -> None:
-    ours = FeedLoader(DrawnStream(name), SIZE)
-    whole = epoch_of(ours)
-    first = FeedLoader(DrawnStream(name), SIZE)
-    loop = iter(first)
-    for _ in range(2):
-        next(loop)
-    second = FeedLoader(DrawnStream(name), SIZE)
-    second.load_state_dict(first.state_dict())
-    assert epoch_of(second) == whole[2:]
 
 
 class Counted:

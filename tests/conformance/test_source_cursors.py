@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from calls import call
-from feeder import Batch, Coordinator, ResumeError, init_data_input_workers, sources
+from feeder import Batch, Coordinator, init_data_input_workers, sources
 from feeder.workers.fetch.calls import MAX_BYTES
-from feeder.workers.sources.orders.libstdcxx import seed_minstd
-from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.orders.windowed import Window
 from feeds import CARRIERS
 
 pytestmark = pytest.mark.served
 
 BATCH_SIZE, NUM_RECORDS, FILL = 16, 20_000, 100
-FAR = 10**12 // 4096 * 4096
+
 WINDOW = {"order": "dali", "random_shuffle": True, "initial_fill": FILL}
 
 
@@ -97,51 +93,6 @@ def test_nothing_is_walked_again(
     with feed(numbered(rows), position, **settings) as coordinator:
         assert [next(coordinator["train"])["x"].tolist() for _ in range(3)] == wanted
     assert min(walked) > 0
-
-
-def window_at(step: int, size: int) -> bytes:
-    """A cursor at a step that nobody has walked to: each record lies where it was put."""
-    slots = [step + (slot - step) % FILL for slot in range(FILL)]
-    return bytes(Window(Sharding(num_records=size), step, seed_minstd(1), slots))
-
-
-def token_at(step: int, size: int, cursor: bytes) -> bytes:
-    """The token of a feed that has come to a step."""
-    with feed(far_source(size)) as coordinator:
-        cut = next(coordinator["train"]).cut
-        (stream,) = coordinator["train"].streams
-    index = step // BATCH_SIZE
-    position = cut.position._replace(calls=(index,), marks=(cursor,))
-    return stream.positions.id.encode(
-        replace(cut, index=index, step=index, position=position, checked=None)
-    )
-
-
-def far_source(size: int) -> sources.Source:
-    return sources.Source(Numbers(size), **WINDOW)
-
-
-def test_a_trillion_records_are_no_way() -> None:
-    size = 2 * FAR
-    cursor = window_at(FAR, size)
-    wanted = far_source(size)
-    wanted.seek(call(FAR // BATCH_SIZE, BATCH_SIZE), cursor)
-    with feed(far_source(size), token_at(FAR, size, cursor)) as coordinator:
-        for i in range(5):
-            batch = next(coordinator["train"])
-            expected = wanted.indices(call(FAR // BATCH_SIZE + i, BATCH_SIZE))
-            assert batch["x"].tolist() == expected.tolist()
-            assert abs(int(batch["x"][0]) - FAR) < 10_000
-        token = batch.cut.token()
-    with feed(far_source(size), token) as coordinator:
-        expected = wanted.indices(call(FAR // BATCH_SIZE + 5, BATCH_SIZE))
-        assert next(coordinator["train"])["x"].tolist() == expected.tolist()
-
-
-def test_a_cursor_of_another_window_is_refused() -> None:
-    token = token_at(FAR, 2 * FAR, window_at(FAR, 2 * FAR)[:-1])
-    with pytest.raises(ResumeError, match="not a window of initial_fill 100"):
-        feed(far_source(2 * FAR), token)
 
 
 @pytest.mark.parametrize(

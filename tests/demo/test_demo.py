@@ -9,7 +9,6 @@ import re
 import struct
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,7 @@ import pytest
 
 import demo
 from demo import supervisor
-from demo.children import Child
-from demo.digits import NUM_TRAINING_ROWS, DigitReader, load_digits
 from demo.runs import EVERYBODY, SERVER, Kill, Life, Result, Run, Step, Training
-from demo.runs import differences as differences_of_runs
-from demo.runs import training_differences as differences
-from demo.training import chain_digest
 from needs import needs
 
 pytestmark = pytest.mark.process
@@ -129,51 +123,6 @@ def test_a_process_that_fails_by_itself_or_hangs_is_told(
     assert not output.exists()
 
 
-def test_processes_end_with_their_supervisor(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/feed.sock"
-    server = Child(supervisor.server_command(address, 1, 0), tmp_path)
-    trainers = []
-    try:
-        for queue in range(2):
-            command = supervisor.training_command(tmp_path / f"{queue}.npz", address, queue, 4)
-            trainers.append(Child(command, tmp_path))
-        assert [child.read() for child in trainers] == [{"event": "start", "step": 0}] * 2
-        assert [child.end() for child in trainers] == [1, 1]
-        assert server.end() == 0
-        said = [child.last_words() for child in (server, *trainers)]
-        # Its last round has a batch for one trainer alone, which the log of that one may say.
-        assert all(not words or "its queues get unequal numbers" in words for words in said), said
-    finally:
-        for child in (server, *trainers):
-            child.close()
-
-
-def test_batches_are_those_of_a_naive_feeder() -> None:
-    """Both runs could be wrong alike: here the digest is that of rows cut up one after another."""
-    images, labels = (column[:NUM_TRAINING_ROWS] for column in load_digits())
-    reader = DigitReader(images, labels, num_workers=2, seed=3)
-    chunks = []
-    for _ in range(2):  # epochs
-        live = deque([0, 1])
-        while live:
-            try:
-                chunks.append(reader(live[0], 32))
-                live.rotate(-1)
-            except StopIteration:
-                live.popleft()
-    images, labels = (np.concatenate(column) for column in zip(*chunks, strict=True))
-    digests = [bytes(16), bytes(16)]
-    for step, row in enumerate(range(0, len(labels), 32)):
-        batch = {"image": images[row : row + 32], "label": labels[row : row + 32]}
-        digests[step % 2] = chain_digest(digests[step % 2], batch)
-    kills = [Kill(step=13, victims=EVERYBODY), Kill(step=31, victims=("trainer 2",))]
-    run = supervisor.run_training(
-        kills, lambda *seen: None, epochs=2, steps_per_checkpoint=10, seed=3
-    )
-    got = [training.result.batches for training in run.trainings]
-    assert got == [digest.hex() for digest in digests]
-
-
 def make_run(*losses: float) -> Training:
     """A training of one life with these losses, killed never."""
     steps = tuple(
@@ -190,37 +139,6 @@ def make_killed_run() -> Training:
     last = make_run(2.0, 1.5, 0.5).lives[0]
     resumed = dataclasses.replace(last, start=1, steps=last.steps[1:])
     return Training(lives=(killed, resumed), result=make_run().result)
-
-
-def result_with(field: str) -> Training:
-    run = make_run(2.0, 1.0)
-    return dataclasses.replace(run, result=dataclasses.replace(run.result, **{field: 0}))
-
-
-@pytest.mark.parametrize(
-    ("losses", "other", "told"),
-    [
-        (
-            (2.0, 1.0),
-            make_run(2.0, float(np.nextafter(1.0, 2.0))),
-            "a step of the disturbed run, nu",
-        ),
-        ((2.0, 1.0), make_run(2.0), "the number of steps: 2 undisturbed, 1 disturbed"),
-        ((2.0, 1.0), result_with("batches"), "batches at the end"),
-        ((2.0, 1.0), result_with("weights"), "weights at the end"),
-        ((2.0, 1.0), result_with("accuracy"), "accuracy at the end"),
-        ((2.0, 1.0, 0.5), make_killed_run(), "a step done again after a kill, number 2: loss 1.5"),
-    ],
-)
-def test_a_difference_is_told(losses: tuple[float, ...], other: Training, told: str) -> None:
-    calm = make_run(*losses)
-    assert differences(calm, calm) == []
-    (found,) = differences(calm, other)
-    assert found.startswith(told)
-    (found,) = differences_of_runs(
-        Run(trainings=(calm, calm), kills=()), Run(trainings=(calm, other), kills=())
-    )
-    assert found.startswith(f"trainer 2: {told}")
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "rich"])

@@ -236,16 +236,6 @@ def test_a_call_is_made_as_often_as_retries_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_worker_whose_process_ends_is_told() -> None:
-    fetch = remote.DiesAsWorker(worker_id=1)
-    with (
-        running(fetch, executor=Processes(3), batch_size=2, num_worker_threads=3) as (_, feed),
-        pytest.raises(FetchError, match="worker 1, call 2: its process ended 3 times"),
-    ):
-        list(feed)
-
-
-@pytest.mark.process
 def test_a_function_whose_loading_ends_the_process_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

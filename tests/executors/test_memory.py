@@ -148,17 +148,6 @@ def test_what_a_call_has_written_in_its_place_is_copied_only_if_it_is_kept(is_ke
     assert num_bytes == (2 if is_kept else 1) * ROWS * 2**18
 
 
-def test_arrays_that_overlap_share_no_memory() -> None:
-    ends = Ends()
-    made = filled(ends.writer.empty((8, 100_000), np.uint8), 1)
-    parts = (made[4:], made[:4], made[2:6], made, made[::2], made[:0], made[7:])
-    arrays = ends.send(*parts)
-    for array, part in zip(arrays, parts, strict=True):
-        assert array.tobytes() == part.tobytes()
-    for i, array in enumerate(arrays):
-        assert not any(np.shares_memory(array, other) for other in arrays[i + 1 :])
-
-
 def test_many_arrays_of_one_answer_need_few_descriptors() -> None:
     ends = Ends()
     chunks = [filled(ends.writer.empty((1_100_000,), np.uint8), i) for i in range(300)]

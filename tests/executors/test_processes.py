@@ -11,7 +11,7 @@ import pytest
 import feeder
 import remote
 from conformance.served import TRANSPORTS, served
-from executors.test_streams import ORDERS, DiesHalfWay, of_large_arrays, of_samples, source_feed
+from executors.test_streams import DiesHalfWay
 from executors.writing import plain
 from feeder import Processes, Threads
 from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
@@ -40,18 +40,6 @@ def test_a_feed_goes_on_on_something_else(form: str) -> None:
 def test_a_function_is_named_by_its_place() -> None:
     whole = drain(remote.plain, epochs=2)
     assert_same(drain("remote:plain", epochs=2, executor=Processes(2)), whole)
-
-
-@pytest.mark.parametrize("of", (of_samples, of_large_arrays))
-def test_sources_go_on_at_a_cut(tmp_path: Path, of: Any) -> None:
-    """What sources make, and large arrays of theirs, lie in memory that is shared."""
-    order = ORDERS["shuffled shards"]
-    whole, _ = source_feed(of(tmp_path, **order))
-    again, snapshots = source_feed(of(tmp_path, **order), executor=Processes(2))
-    assert_same(again, whole)
-    i = len(whole) // 2
-    rest, _ = source_feed(of(tmp_path, **order), resume=snapshots[i - 1], executor=Processes(3))
-    assert_same(rest, whole[i:])
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -132,16 +132,6 @@ def test_without_cloudpickle_the_ways_out_are_told(tmp_path: Path) -> None:
         assert "stands in the script itself, or in a notebook; there are three ways out" in error
 
 
-@pytest.mark.needs("cloudpickle")
-def test_a_script_that_is_read_from_the_standard_input(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-"], input=HEAD + TAIL["a function"] + RUN, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=WAIT_S,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("the script runs\nTrue\n", "")
-
-
 def test_a_module_beside_the_script(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text(
         "import numpy as np\n"

@@ -4,29 +4,25 @@ real ones can show is in the other files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import feeder
-import feeds
 import parts
 import remote
-from conformance import test_resume_values as values
 from executors.loopback import Deaths, die
 from executors.writing import BAD, WAYS, Even, into_out, plain
 from feeder import Call, Processes, Threads
-from feeder.workers import sources
 from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
-from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch, make_rows
+from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch
 from parts import few
-from remote import Flaky, GivesAgain, GivesTwice, ManySizes, Small, Walk, sample
+from remote import Flaky, GivesAgain, GivesTwice, ManySizes, Small
 
 pytestmark = [pytest.mark.usefixtures("in_threads"), pytest.mark.served]
 
@@ -115,45 +111,6 @@ def test_it_goes_on_after_any_batch_on_anything(
     assert_same(got, wanted)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_same_place_is_the_same_token_whatever_the_feed_is_run_on(form: str) -> None:
-    tokens = []
-    for executor in (None, Processes(1), Processes(3)):
-        with running(
-            make_fetch(form, "ragged"), epochs=2, last_batch="carry", executor=executor
-        ) as (_, feed):
-            tokens.append([batch.cut.token() for batch in list(feed)])
-    assert tokens[1:] == tokens[:1] * 2
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_in_order_of_arrival_no_row_is_lost(form: str) -> None:
-    whole = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=2)
-    got = drain(make_fetch(form, "ragged"), epochs=2, order="arrival", executor=Processes(3))
-    assert rows_of(got) == rows_of(whole)
-
-
-def rows_of(stream: Sequence[Record]) -> list[tuple[int, int]]:
-    """Return the epoch and the id of each row, sorted."""
-    return sorted(
-        (epoch, row_id)
-        for epoch, _, _, _, ((dtype, _, first), *_) in stream
-        for row_id in np.frombuffer(first, dtype).tolist()
-    )
-
-
-def test_what_lies_beyond_the_first_end_is_discarded() -> None:
-    whole = drain(remote.beyond, epochs=3, executor=Threads(1), num_worker_threads=1)
-    assert rows_of(whole) == [
-        (epoch, row_id)
-        for epoch in range(3)
-        for index in range(5)
-        for row_id in make_rows(0, epoch, index, 3)["id"].tolist()
-    ]
-    for num in (1, 3, 8):
-        assert_same(drain(remote.beyond, epochs=3, executor=Processes(num)), whole, num)
-
-
 def test_calls_that_raise_are_made_again(tmp_path: Path) -> None:
     whole = expected(make_fetch("seek", "ragged"), pure=False, epochs=2)
     got = drain(
@@ -179,29 +136,6 @@ def test_a_pure_function_may_have_cursors(tmp_path: Path) -> None:
         rest = drain(remote.Cursors(tmp_path), resume=position, epochs=2, executor=Processes(3))
         assert_same(rest, whole[at:], at)
         assert any(tmp_path.iterdir()) == (position is taken[1])
-
-
-# ---- what the conformance tests ask, where the executor has a part in it
-
-
-@pytest.fixture
-def on_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every feed of a conformance test run on processes."""
-
-    def make_on_processes(fetch: Any, *, num_threads: int = 2, **what: Any) -> feeder.Coordinator:
-        return make(fetch, executor=Processes(num_threads), **what)
-
-    for module in (feeds, values):
-        if hasattr(module, "make"):
-            monkeypatch.setattr(module, "make", make_on_processes)
-
-
-@pytest.mark.usefixtures("on_processes_only")
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_fetched_again_that_differ_are_named(form: str) -> None:
-    values.test_rows_fetched_again_that_differ_are_named(form, "large", "token")
-    values.test_fewer_rows_than_before_are_named(form, "state dict")
-    values.test_an_end_where_rows_came_before_is_named(form, "token")
 
 
 # ---- `rows_per_call`
@@ -244,74 +178,6 @@ def test_no_row_is_of_a_process_that_died_half_way(rows: int, num: int, tmp_path
     )  # fmt: skip
     assert_same(got, plain(rows, epochs=3), rows, num)
     assert len(list(tmp_path.iterdir())) >= 3, "nobody has died"
-
-
-# ---- sources
-
-NUM_RECORDS = 23
-ORDERS: dict[str, dict[str, Any]] = {
-    "sequential": {},
-    "shuffled shards": {"num_shards": 2, "shard_id": 1, "random_shuffle": True},
-    "dali window": {
-        "num_shards": 2, "shard_id": 1, "order": "dali", "random_shuffle": True, "initial_fill": 5,
-    },
-}  # fmt: skip
-
-
-def of_arrays(path: Path, **order: Any) -> Any:
-    return sources.arrays(np.arange(NUM_RECORDS), np.arange(NUM_RECORDS) ** 2, **order)
-
-
-def of_large_arrays(path: Path, **order: Any) -> Any:
-    return sources.arrays(np.arange(99), np.arange(990_000).reshape(99, 10_000), **order)
-
-
-def of_samples(path: Path, **order: Any) -> Any:
-    return sources.samples(sample, NUM_RECORDS, **order)
-
-
-def of_walks(path: Path, **order: Any) -> Any:
-    return sources.iterable(Walk)
-
-
-SOURCES: dict[str, Callable[..., Any]] = {
-    "arrays": of_arrays, "large arrays": of_large_arrays, "samples": of_samples,
-    "iterables": of_walks,
-}  # fmt: skip
-
-
-def source_feed(
-    source: Any, resume: bytes | None = None, **what: Any
-) -> tuple[list[Record], list[bytes]]:
-    """Return the batches of a feed, and after each of them a snapshot."""
-    batches, snapshots = [], []
-    with make(
-        source, input_blob_names=["x", "y"], batch_size=4, num_worker_threads=2, seed=7, epochs=3,
-        resume=resume, timeout=60.0, **what,
-    ) as coordinator:  # fmt: skip
-        (name,) = coordinator
-        for batch in coordinator[name]:
-            batches.append(note(batch))
-            snapshots.append(bytes(coordinator.snapshot()))
-    return batches, snapshots
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", SOURCES)
-def test_sources_go_on_at_a_cut(tmp_path: Path, kind: str, order: str) -> None:
-    for last_batch in LAST_BATCH[-2:]:
-
-        def feed(last_batch: str = last_batch, **what: Any) -> tuple[list[Record], list[bytes]]:
-            source = SOURCES[kind](tmp_path, **ORDERS[order])
-            return source_feed(source, last_batch=last_batch, **what)
-
-        whole, _ = feed()
-        again, snapshots = feed(executor=Processes(2))
-        assert_same(again, whole)
-        for i in (1, len(whole) // 2):
-            for executor in (Processes(3), None):
-                rest, _ = feed(resume=snapshots[i - 1], executor=executor)
-                assert_same(rest, whole[i:], i, executor)
 
 
 # ---- odd chunks

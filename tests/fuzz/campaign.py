@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 import traceback
 import zlib
@@ -71,14 +70,13 @@ def _make(entry: Entry, chance: Random, key: int, number: int) -> bytes:
 # ---- a child
 
 
-def give_in(share: Share, note: Callable[[int], None], plant: Callable[[int], None]) -> str:
+def give_in(share: Share, note: Callable[[int], None]) -> str:
     """Give all inputs of a share in; returns what was found at one of them."""
     entry, chance, key = ENTRIES[share.entry], Random(), _key(share.entry, share.seed)
     for number in range(share.first, share.first + share.count):
         note(number)
         data = _make(entry, chance, key, number)
         try:
-            plant(number)
             entry.take(data)
         except entry.refusals:
             continue
@@ -86,29 +84,6 @@ def give_in(share: Share, note: Callable[[int], None], plant: Callable[[int], No
             return traceback.format_exc()
     note(share.first + share.count)
     return ""
-
-
-_PLANTED_AT = 7
-
-
-def _crash(number: int) -> None:
-    if number == _PLANTED_AT:
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def _hang(number: int) -> None:
-    if number == _PLANTED_AT:
-        threading.Event().wait()
-
-
-def _fail(number: int) -> None:
-    if number == _PLANTED_AT:
-        raise LookupError("planted")
-
-
-PLANTS: dict[str | None, Callable[[int], None]] = {
-    None: lambda number: None, "crash": _crash, "hang": _hang, "error": _fail,
-}  # fmt: skip
 
 
 class _Formatted(logging.Handler):
@@ -122,22 +97,22 @@ class Child:
     """A forked process that gives a share in. The number of each input is written into shared
     memory, where it is found also after a crash."""
 
-    def __init__(self, share: Share, limit_s: float, plant: str | None) -> None:
+    def __init__(self, share: Share, limit_s: float) -> None:
         self._share, self._limit_s = share, limit_s
         self._number, self._said = mmap.mmap(-1, 8), os.memfd_create("said")
         self._ends = time.monotonic() + limit_s
-        self._process = get_context("fork").Process(target=self._run, args=(plant,))
+        self._process = get_context("fork").Process(target=self._run)
         self._process.start()
         self.sentinel = self._process.sentinel
 
-    def _run(self, plant: str | None) -> NoReturn:
+    def _run(self) -> NoReturn:
         """What the process does."""
         for descriptor in (1, 2):
             os.dup2(self._said, descriptor)
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         logging.getLogger().addHandler(_Formatted())
-        found = give_in(self._share, self._note, PLANTS[plant])
+        found = give_in(self._share, self._note)
         os.write(self._said, found.encode(errors="replace"))
         sys.exit(_FOUND if found else 0)
 
@@ -167,15 +142,13 @@ class Child:
         return Done(self._share, number, told if code else "")
 
 
-def run_shares(
-    shares: Iterator[Share], jobs: int, limit_s: float, plant: str | None
-) -> Iterator[Done]:
+def run_shares(shares: Iterator[Share], jobs: int, limit_s: float) -> Iterator[Done]:
     """Run a child for each share, so many at a time; yields how they end."""
     children: list[Child] = []
     try:
         while True:
             for share in islice(shares, jobs - len(children)):
-                children.append(Child(share, limit_s, plant))
+                children.append(Child(share, limit_s))
             if not children:
                 return
             least_s = min(child.left_s for child in children)
@@ -207,7 +180,7 @@ def shares(arguments: argparse.Namespace) -> Iterator[Share]:
 def run(arguments: argparse.Namespace) -> int:
     """The whole campaign; returns how many findings there are."""
     findings, counts = 0, dict.fromkeys(ENTRIES, 0)
-    for done in run_shares(shares(arguments), arguments.jobs, arguments.limit, arguments.plant):
+    for done in run_shares(shares(arguments), arguments.jobs, arguments.limit):
         counts[done.share.entry] += done.number - done.share.first
         if done.told:
             findings += 1
@@ -237,7 +210,7 @@ def _tell(done: Done, keep: str | None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser("scripts/nightly fuzz", description=__doc__)
-    add, names = parser.add_argument, [name for name in PLANTS if name]
+    add = parser.add_argument
     add("--inputs", type=int, default=2_000, metavar="N", help="of each entry (%(default)s)")
     add("--codec-inputs", type=int, metavar="N", help="of the codec; as many by default")
     add("--seed", type=int, default=1, metavar="N")
@@ -246,7 +219,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--jobs", type=int, default=os.cpu_count(), metavar="N", help="children at a time")
     add("--limit", type=float, default=300.0, metavar="S", help="seconds for a child (%(default)s)")
     add("--keep", metavar="FOLDER", help="write inputs with findings there")
-    add("--plant", choices=names, help=f"a mistake at input {_PLANTED_AT} of each entry")
     arguments = parser.parse_args(argv)
     return 1 if run(arguments) else 0
 

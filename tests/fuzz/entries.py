@@ -24,7 +24,6 @@ from feeder.service.protocol import coding
 from feeder.service.protocol.messages import Open, Opened
 from feeder.state import codec
 from feeder.state.snapshot import Snapshot
-from feeder.workers.sources import RecordError
 from feeder.workers.sources.extras import find
 from fuzz.files import folder, run_command, sealed
 from fuzz.inputs import mutated, nested, reshaped
@@ -258,19 +257,16 @@ ENTRIES = {
     "opened": Entry(_make_fingerprint, _identify),
 }
 if find("lmdb") is not None:
-    # Not every place where the tests run has the extras `lmdb` and `images`.
-    from fuzz import epochs, records
+    # Not every place where the tests run has the extra `lmdb`.
+    from fuzz import epochs
 
     def _make_in_folder(chance: Random) -> bytes:
         if chance.random() < 0.3:
             return epochs.BESIDE + _make_checkpoint(chance)
         return epochs.make(chance)
 
-    _RECORD = (FeedError, RecordError)
     ENTRIES |= {
         "part": Entry(epochs.make_part, epochs.take_part),
         "epochs": Entry(epochs.make, epochs.take),
         "command": Entry(_make_in_folder, epochs.take_by_command),
-        "datums": Entry(records.make_datums, records.take_datums, _RECORD),
-        "tensors": Entry(records.make_tensors, records.take_tensors, _RECORD),
     }

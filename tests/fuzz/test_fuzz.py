@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,7 +14,6 @@ import feeder
 from feeder.state import codec
 from feeder.state.snapshot import Snapshot
 from fuzz import entries
-from fuzz.campaign import make_input
 from fuzz.entries import ENTRIES
 from project import ROOT
 
@@ -52,23 +50,6 @@ def test_some_inputs_are_let_in(entry: str) -> None:
         if let_in and refused:
             return
     pytest.fail(f"{let_in} let in, {refused} refused")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("plant", "said"), [
-    ("crash", "the process ended by SIGSEGV"), ("error", "LookupError: planted"),
-    ("hang", "it was not done within 2.0 s"),
-])  # fmt: skip
-def test_a_planted_mistake_is_seen_and_can_be_had_again(
-    plant: str, said: str, tmp_path: Path
-) -> None:
-    words = ("--only", "codec", "--seed", "2", "--plant", plant, "--limit", "2")
-    status, output = run_fuzz(*words, "--first", "5", "--inputs", "20", "--keep", str(tmp_path))
-    assert status == 1, output
-    assert "FOUND at input 7 of 'codec'" in output
-    assert said in output
-    assert "scripts/nightly fuzz --only codec --seed 2 --first 7 --inputs 1" in output
-    assert (tmp_path / "codec-2-7").read_bytes() == make_input("codec", 2, 7)
 
 
 # ---- what ended the process, or came out as another error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _PROTOCOL = ("tests/feeder/service/protocol", "tests/simulation/test_membership.py")
 _SERVER = (
-    "tests/feeder/service/server/test_groups.py",
     "tests/feeder/service/server/test_accounts.py",
     "tests/feeder/service/server/test_position_check.py",
     "tests/feeder/service/server/test_dealing.py",

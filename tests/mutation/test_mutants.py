@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
-from pathlib import Path
 
 import pytest
 
 from mutation import modules
-from mutation.campaign import compare
-from mutation.mutants import Mutant, mutants, sample
+from mutation.mutants import mutants, sample
 from project import ROOT
 
 CASES = {
@@ -66,43 +63,3 @@ def test_the_tests_of_every_module_are_there() -> None:
     for tests in [*modules.CORE.values(), *modules.ADAPTERS.values()]:
         for test in tests:
             assert (ROOT / test).exists(), test
-
-
-def test_a_sample_is_the_same_when_code_before_it_moves() -> None:
-    source = b"def f(a, b):\n    return a < b and b < 7\n"
-    moved = b"X = 1\n\n\n" + source
-
-    def ids(text: bytes) -> set[str]:
-        return {mutant.id for mutant in mutants("x.py", text) if mutant.symbol == "f"}
-
-    assert ids(source) == ids(moved)
-    assert len(ids(source)) == len([m for m in mutants("x.py", source) if m.symbol == "f"])
-    few, more = (sample("x.py", source, "seed", num) for num in (3, 6))
-    assert few == more[:3] and few != sample("x.py", source, "another", 3)
-
-
-def test_what_was_killed_before_and_lives_after_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def write(name: str, **killed_by: str) -> Path:
-        lines = [
-            json.dumps(
-                {"id": id, "file": "x.py", "line": 1, "symbol": "f", "old": "a", "new": "b"}
-                | {"killed_by": by}
-            )
-            for id, by in killed_by.items()
-        ]
-        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
-        return tmp_path / name
-
-    before = write("before", one="test", two="test", three="", four="test")
-    after = write("after", one="another", two="", three="test")
-    assert compare(before, after) == 1
-    assert "in one of the two alone: 1" in capsys.readouterr().out
-
-
-def test_a_mutant_takes_the_place_of_its_bytes_alone() -> None:
-    source = "a = 'é'; b = 1\n".encode()
-    [more, less] = [m for m in mutants("x.py", source) if m.kind == "constant"]
-    assert isinstance(more, Mutant) and more.apply(source).decode() == "a = 'é'; b = 2\n"
-    assert less.apply(source).decode() == "a = 'é'; b = 0\n"

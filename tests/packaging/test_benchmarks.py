@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -24,28 +23,6 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 def module(name: str) -> ModuleType:
     return importlib.import_module(f"benchmarks.{name}")
-
-
-def cost_of(harness: ModuleType, wall_s: float, cpu_s: float = 1.0) -> Any:
-    return harness.Cost(wall_s=wall_s, cpu_s=cpu_s, here_s=cpu_s, load=0.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "lost"),
-    [((1.0, 1.0), []), ((1.2, 1.0), ["wall"]), ((1.0, 1.2), ["CPU"]), ((0.5, 0.5), []),
-     ((1.05, 1.05), [])],
-)  # fmt: skip
-def test_a_row_has_lost_what_is_beyond_its_own_spread(
-    harness: ModuleType, change: tuple[float, float], lost: list[str]
-) -> None:
-    costs = {
-        "base": [cost_of(harness, 1.0, 1.0)] * 3,
-        "change": [cost_of(harness, *change)] * 3,
-        "again": [cost_of(harness, 1.04, 1.04)] * 3,
-    }
-    pair = module("pair")
-    assert pair.lost_by(costs, ["wall", "CPU"]) == lost
-    assert pair.lost_by(costs, ["CPU"]) == [clock for clock in lost if clock == "CPU"]
 
 
 ROWS = {
@@ -80,10 +57,3 @@ def test_served_rows_run_and_are_written(
     assert told.keys() == {"copy 8 KB", "small, credit 64"}
     assert all(row["samples"][0]["cpu_s"] > 0 for row in told.values())
     assert "copy 8 KB: " in capsys.readouterr().out
-
-
-@pytest.mark.process
-def test_a_process_of_a_pair_measures_the_package_that_it_is_given(harness: ModuleType) -> None:
-    pair = module("pair")
-    assert pair.run("core token", SCRIPTS.parent).wall_s > 0
-    assert not [row for row in pair.rows() if "copy" in row]

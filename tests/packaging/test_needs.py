@@ -63,15 +63,6 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run_file
 
 
-def test_missing_tools_are_counted_and_named(run: Run) -> None:
-    result = run(NEEDY)
-    result.assert_outcomes(passed=1, skipped=3)
-    result.stdout.fnmatch_lines(
-        ["skipped for missing tools or packages: 3 (no_such_package, no_such_tool)"]
-    )
-    assert result.ret == pytest.ExitCode.OK
-
-
 @pytest.mark.parametrize(("limit", "status"), [("3", 0), ("2", 1), ("0", 1)])
 @pytest.mark.parametrize("place", ["option", "environment"])
 def test_more_skips_than_allowed_fail_the_run(

@@ -39,17 +39,6 @@ def test_commands_can_be_started_and_bash_understands_them() -> None:
         assert (done.returncode, done.stderr) == (0, ""), name
 
 
-def test_bench_lists_what_can_be_run_also_where_it_is_not_known(tmp_path: Path) -> None:
-    done = run(ROOT / "scripts/bench", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "  core         Batches in process" in done.stdout
-    assert "harness" not in done.stdout
-    done = run(ROOT / "scripts/bench", "coer", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "there is no benchmark 'coer'" in done.stderr
-    assert "  core  " in done.stderr
-
-
 def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
     done = run(ROOT / "scripts/test", cwd=tmp_path, FEEDER_VENV=".")

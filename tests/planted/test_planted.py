@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from planted import plant as planting
-from planted.bug import BUGS, Bug, PlantError, find, planted, planted_text
+from planted.bug import BUGS, Bug, PlantError, planted, planted_text
 from planted.plant import ROOT, plant
 
 HARMLESS = Bug(
@@ -48,73 +47,6 @@ def test_every_test_that_is_named_is_there() -> None:
     ] == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"old": "live"},
-        {"old": "no such text"},
-        {"at": "workers/stream/position.py: nobody"},
-        {"at": "workers/stream/position.py: position"},
-    ],
-    ids=lambda change: " ".join(change.values()),
-)
-def test_code_that_is_not_there_exactly_once_is_an_error(change: dict[str, str]) -> None:
-    with pytest.raises(PlantError, match=r"^harmless: .* times, expected once$"):
-        planted_text(replace(HARMLESS, **change))
-
-
-SOURCE = """\
-def first(a, b):
-    return join("a", b)
-
-
-class Pair:
-    LIMIT = 3
-
-    @property
-    def size(self):
-        if self.a:
-            return join(
-                "a",
-                self.b,
-            )
-        return 0
-
-    @size.setter
-    def size(self, value):
-        self.b = value
-"""
-BROKEN = SOURCE[SOURCE.index("return join(\n") : SOURCE.index("\n        return 0")]
-"""A call over several lines."""
-
-
-@pytest.mark.parametrize(
-    ("symbol", "code", "found"),
-    [
-        ("first", 'return join("a", b)', ['return join("a", b)']),
-        ("first", 'join("a",\n  b,)', ['join("a", b)']),
-        ("Pair.size", 'return join("a", self.b)', [BROKEN]),
-        ("Pair.size", "self.b = value", ["self.b = value"]),
-        ("Pair.LIMIT", "3", ["3"]),
-        ("Pair", "return 0", ["return 0"]),
-        ("first", "self.b", []),
-        ("first", 'join("b", b)', []),
-        ("size", "return 0", []),
-        ("Pair.size", "eturn 0", []),
-    ],
-)
-def test_code_is_found_by_its_tokens_in_its_definition(
-    symbol: str, code: str, found: list[str]
-) -> None:
-    assert [SOURCE[start:end] for start, end in find(SOURCE, symbol, code)] == found
-
-
-def test_lines_that_are_planted_stand_as_deep_as_the_first(tmp_path: Path) -> None:
-    (tmp_path / "pair.py").write_text(SOURCE)
-    bug = Bug("deep", "pair.py: Pair.size", "return 0", "if 1:\n    pass")
-    assert planted_text(bug, tmp_path) == SOURCE.replace("return 0", "if 1:\n            pass")
-
-
 @pytest.mark.process
 def test_a_planted_bug_is_caught() -> None:
     bug = replace(BUGS["leftover dropped"], tests=BUGS["leftover dropped"].tests[:1])
@@ -123,33 +55,6 @@ def test_a_planted_bug_is_caught() -> None:
 
 
 # ---- what is no catch
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("new", "tests", "word"),
-    [
-        (HARMLESS.new, HARMLESS.tests, "passes"),
-        ("num = )", HARMLESS.tests, "does not run"),
-        (HARMLESS.new, (HARMLESS.tests[0] + "_and_more",), "does not run"),
-        ("while True:\n    pass", HARMLESS.tests, "hangs"),
-        ("num = 1 + len(live)", HARMLESS.tests, "fails"),
-    ],
-)
-def test_what_becomes_of_a_bug_is_told_apart(new: str, tests: tuple[str, ...], word: str) -> None:
-    outcomes = plant(replace(HARMLESS, new=new, tests=tests), test_limit_s=2.0)
-    assert [outcome.word for outcome in outcomes.values()] == [word]
-
-
-@pytest.mark.nightly
-def test_a_bug_that_is_not_caught_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(planting, "BUGS", {"harmless": HARMLESS})
-    assert planting.main([]) == 1
-    told = capsys.readouterr().out
-    assert "MISSED  harmless" in told
-    assert told.endswith("\n1 planted bugs, 1 missed\n")
 
 
 @pytest.mark.nightly

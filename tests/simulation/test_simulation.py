@@ -9,8 +9,7 @@ import pytest
 from planted.bug import BUGS, planted
 from simulation.faults import Fault, Plan
 from simulation.planted import SIMULATED, search
-from simulation.shrink import shrink
-from simulation.simulate import campaign, replay, run, show, simulated
+from simulation.simulate import campaign, replay, run, simulated
 from simulation.stream import Feed
 
 pytestmark = pytest.mark.served
@@ -78,20 +77,6 @@ def test_a_seed_gives_one_history() -> None:
         first, second = replay(5), replay(5)
     assert first.history == second.history
     assert first.num_events == second.num_events
-
-
-def test_a_failing_run_is_shrunk_to_the_faults_that_it_takes() -> None:
-    noise = tuple(Fault(0.1 * i, "ask", i % 2) for i in range(1, 5))
-    faults = tuple(sorted((*noise, Fault(0.15, "kill server", seconds=0.1))))
-    plan = replace(CALM, quiet_s=0.5, faults=faults)
-    with planted(BUGS["asks for what it came with"]), simulated():
-        found = run(plan)
-        assert found.invariant == "rows"
-        small = shrink(found, lambda one: run(one, records=True))
-    assert [fault.kind for fault in small.plan.faults] == ["kill server"]
-    assert small.plan.feed.calls < plan.feed.calls
-    assert "is handed batch" in show(small)
-    assert show(small).endswith(f"VIOLATION {small.violation}")
 
 
 def test_who_has_nothing_of_a_new_job_when_its_server_dies_is_told_to_come_back() -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,26 +53,23 @@ def make(fetch: Callable[..., Any], batch_size: int = 16, **settings: Any) -> fe
 
 
 class Trainer:
-    """Takes batches in a thread, with a step of so many seconds, until its source ends.
+    """Takes batches in a thread, with a step of so many seconds, until its source ends."""
 
-    Of each `burst` batches all but the last are taken without a step.
-    """
-
-    def __init__(self, batches: Iterable[feeder.Batch], step_s: float, burst: int = 1) -> None:
+    def __init__(self, batches: Iterable[feeder.Batch], step_s: float) -> None:
         self.taken = 0
         self.is_under_way = threading.Event()
         """It has taken some batches, or has one that it is busy with for ever."""
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(batches, step_s, burst))
+        self._thread = threading.Thread(target=self._run, args=(batches, step_s))
         self._thread.start()
 
-    def _run(self, batches: Iterable[feeder.Batch], step_s: float, burst: int) -> None:
+    def _run(self, batches: Iterable[feeder.Batch], step_s: float) -> None:
         try:
             for _ in batches:
                 self.taken += 1
                 if self.taken == 3 or step_s > WAIT_S:
                     self.is_under_way.set()
-                if step_s and self.taken % burst == 0:
+                if step_s:
                     self._over.wait(step_s)
         except feeder.FeedError:
             pass  # It was stopped, or the feed has failed: the figures tell.
@@ -105,15 +102,13 @@ def look_for(kind: str, read: Callable[[], Figures], seconds: float = LOOK_S) ->
 
 
 @contextmanager
-def training(
-    coordinator: feeder.Coordinator, *step_s: float, burst: int = 1
-) -> Iterator[Callable[[], Figures]]:
+def training(coordinator: feeder.Coordinator, *step_s: float) -> Iterator[Callable[[], Figures]]:
     """Train on each device of the one feed with a step of so many seconds; the last devices have
     no trainer where fewer steps are given. Yields what reads the figures."""
     (name,) = coordinator
     feed = coordinator[name]
     with coordinator:
-        trainers = [Trainer(feed.on(i), step, burst) for i, step in enumerate(step_s)]
+        trainers = [Trainer(feed.on(i), step) for i, step in enumerate(step_s)]
         assert all(trainer.is_under_way.wait(WAIT_S) for trainer in trainers)
         try:
             yield coordinator.figures
@@ -121,36 +116,6 @@ def training(
             coordinator.stop()
             for trainer in trainers:
                 trainer.join()
-
-
-@contextmanager
-def serving(
-    factory: Callable[[], feeder.Coordinator],
-    steps_s: Sequence[float],
-    *,
-    bind: str = "tcp://127.0.0.1:0",
-    queues: int | None = None,
-    **options: Any,
-) -> Iterator[Callable[[], Figures]]:
-    """Serve a feed, and train on its first queues with steps of so many seconds."""
-    with ExitStack() as stack:
-        server = stack.enter_context(feeder.serve(factory, bind, queues=queues or len(steps_s)))
-        (address,) = server.addresses
-        trainers = []
-        for queue, step_s in enumerate(steps_s):
-            consumer = feeder.connect(address, queue=queue, **options)
-            stack.callback(consumer.close)
-            trainers.append(Trainer(consumer, step_s))
-            # Closed first, so that its trainer ends.
-            stack.callback(trainers[-1].join)
-            stack.callback(consumer.close)
-        yield lambda: _read(server, trainers)
-
-
-def _read(server: feeder.Server, trainers: list[Trainer]) -> Figures:
-    if len(trainers) == server.queues["train"]:
-        assert all(trainer.is_under_way.wait(WAIT_S) for trainer in trainers)
-    return server.figures()
 
 
 def only(figures: Figures) -> FeedFigures:

@@ -14,12 +14,6 @@ from feeder.observe.figures import FeedFigures
 from feeder.workers.stats import Stopwatch
 from small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make
 
-OLD_KEYS = {
-    "batches", "buffered_bytes", "buffered_rows", "bytes", "fetch_calls", "fetch_retries",
-    "fetch_rows", "fetch_s", "kept_rows", "peak_buffered_bytes", "peak_buffered_rows",
-    "queued_batches", "rows", "starved_s",
-}  # fmt: skip
-
 
 def only(coordinator: feeder.Coordinator) -> FeedFigures:
     (feed,) = coordinator.figures().feeds
@@ -69,14 +63,6 @@ def test_every_row_is_counted_once_at_each_hand_over(fetch: Any, threads: int | 
     assert stats["queue/0/waiting"] == stats["queued_batches"] == 0
     stats = coordinator["train"].stats()  # nobody counts any more
     assert sum(stats[k] for k in stats if k.endswith("/calls")) == stats["fetch_calls"]
-
-
-def test_the_keys_that_there_were_are_there() -> None:
-    with make(Pure()) as coordinator:
-        list(coordinator["train"])
-        stats = coordinator["train"].stats()
-    assert stats.keys() >= OLD_KEYS
-    assert all(type(value) in (int, float) for value in stats.values())
 
 
 def test_each_batch_that_is_handed_out_counts_at_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -266,37 +265,3 @@ def test_a_retired_one_gets_no_more() -> None:
     assert desk.answer(1, 1, now=1.0) == ("a", True)
     assert desk.ledger.is_idle(1)
     assert [to for _, to, _ in desk.sent] == [1, 2]
-
-
-def test_whatever_happens_each_ticket_is_answered_once() -> None:
-    for seed in range(60):
-        check_at_random(random.Random(seed))
-
-
-def check_at_random(dice: random.Random) -> None:
-    """Deaths, newcomers, answers in any order, late tickets: each is answered exactly once."""
-    desk, now, num_actors, wins = Desk(1, 2, 3), 0.0, 3, 0
-    asked, again = 0, []
-    while wins < 200:
-        now += dice.random()
-        if asked < 200 and dice.random() < 0.6:
-            desk.ask(f"{asked}", asked, now=now)
-            asked += 1
-        if again and dice.random() < 0.5:
-            desk.ask(again.pop(), 0, now=now)
-        alive = desk.ledger.generations
-        if dice.random() < 0.05 and len(alive) > 1:
-            again += lost(desk, dice.choice(alive))
-        if dice.random() < 0.1 and len(alive) < 5:
-            num_actors += 1
-            desk.ledger.add(num_actors)
-        desk.ledger.late(now)
-        desk.issue(now)
-        # Also of actors that are dead, and what has been answered.
-        if not desk.sent:
-            continue
-        _, generation, number = dice.choice(desk.sent[-12:])
-        found = desk.answer(generation, number, now)
-        wins += found is not None and found[1]
-    assert asked == 200 and not again
-    assert len({name for name, _, _ in desk.sent}) == 200

@@ -174,17 +174,14 @@ def test_prune_never_removes_the_newest_that_is_whole(
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        ("show {} none", 1, "there is no checkpoint '{}/none'; the newest there are ['job/"),
         ("verify {} none", 1, "there is no checkpoint '{}/none'; the newest there are ['job/"),
         ("list {}/no", 1, "there is no folder '{}/no/'; name one that "),
-        ("verify {}/no", 1, "there is no folder '{}/no/'; name one that "),
         ("show {}/no", 1, "there is no folder '{}/no/'; name one that "),
         ("prune file://{}/no --keep=1", 1, "there is no folder '{}/no/'; name one that "),
         ("list {}/job/node.7", 1, "Not a directory; put a folder there, not a file"),
         ("list http://x", 2, "'http://x' cannot be the place of checkpoints"),
         ("prune {} --keep=1 --writer=a/b", 2, "writer is 'a/b', expected"),
         ("verify {} ../other", 1, "'../other' cannot be the name of a checkpoint"),
-        ("show {} ../other", 1, "'../other' cannot be the name of a checkpoint"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(

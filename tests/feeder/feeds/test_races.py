@@ -76,23 +76,6 @@ def test_the_worker_whose_turn_is_later_is_blamed_whichever_came_first(late: int
     assert (caught.value.got, caught.value.expected) == ("float64", "float32")
 
 
-def test_after_a_resume_each_device_gets_the_batches_that_it_would_have_got() -> None:
-    # Three batches in each epoch: no whole number of rounds.
-    settings: dict[str, Any] = {"devices": 2, "epochs": 4}
-    with make(Seekable(3, 2), **settings) as coordinator:
-        devices = [coordinator["train"].on(i) for i in range(2)]
-        taken, positions = [], []
-        for _ in range(6):
-            taken.append([next(device) for device in devices])
-            positions.append(coordinator.snapshot())
-    for i, position in enumerate(positions, 1):
-        with make(Seekable(3, 2), resume=position, **settings) as resumed:
-            for k in range(2):
-                rest = list(resumed["train"].on(k))
-                assert ids(rest) == ids(batches[k] for batches in taken[i:]), (i, k)
-                assert [batch.step for batch in rest] == [*range(2 * i + k, 12, 2)]
-
-
 class Tearing(Seekable):
     """Fails once, in a call of worker 1 that has moved on already."""
 

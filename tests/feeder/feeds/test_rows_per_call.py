@@ -248,14 +248,6 @@ def test_whatever_is_returned_is_the_batch(running: Any, way: Way, batch_size: i
     assert [-row for _, y in batches for row in y] == WHOLE
 
 
-@pytest.mark.parametrize("debug", ("", "1"))
-def test_the_debug_switch_looks_at_what_was_written(
-    debug: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEEDER_DEBUG", debug)
-    assert all_of(in_process, give) == WHOLE
-
-
 @pytest.mark.parametrize(
     ("settings", "match"),
     (

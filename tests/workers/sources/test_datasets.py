@@ -26,24 +26,6 @@ def test_what_a_function_is_told() -> None:
     assert told == [(0, 0, 0, 3), (1, 1, 0, 3), (2, 0, 1, 3), (3, 1, 1, 3), (4, 0, 2, 3)]
 
 
-SAMPLES: dict[str, tuple[Any, Any]] = {
-    "number": (3, ([3, 3],)),
-    "array": (np.arange(2), ([[0, 1], [0, 1]],)),
-    "tuple": ((1, np.float32(2)), ([1, 1], [2, 2])),
-    "list": ([1, b"ab"], ([1, 1], [b"ab", b"ab"])),
-    "mapping": ({"x": 1, "y": [1, 2]}, {"x": [1, 1], "y": [[1, 2], [1, 2]]}),
-}
-
-
-@pytest.mark.parametrize(("sample", "wanted"), SAMPLES.values(), ids=SAMPLES.keys())
-def test_samples_of_all_kinds(sample: Any, wanted: Any) -> None:
-    columns = records([sample, sample])(call(0, 2))
-    if isinstance(columns, dict):
-        assert {name: column.tolist() for name, column in columns.items()} == wanted
-    else:
-        assert tuple(column.tolist() for column in columns) == wanted
-
-
 def test_a_collate_function_of_ones_own() -> None:
     def collate(samples: Any) -> Any:
         return (np.array([sum(sample) for sample in samples]),)

@@ -49,22 +49,6 @@ def shares(rows: list[int]) -> Counter[int]:
     return Counter(row // 1000 for row in rows)
 
 
-def test_weights_that_fit_the_lengths_give_each_record_once() -> None:
-    mixture = of({"a": 70, "b": 20, "c": 10}, {"a": 0.7, "b": 0.2, "c": 0.1})
-    for epoch in range(2):
-        rows = rows_of(mixture, epoch)
-        assert sorted(rows) == [*range(70), *range(1000, 1020), *range(2000, 2010)]
-        for block in range(0, 100, 10):
-            assert shares(rows[block : block + 10]) == {0: 7, 1: 2, 2: 1}
-        # Each source in its own order.
-        for k in range(3):
-            own = [row for row in rows if row // 1000 == k]
-            assert own == sorted(own)
-    blocks = {tuple(x // 1000 for x in rows[i : i + 10]) for i in range(0, 100, 10)}
-    assert len(blocks) > 5
-    assert rows_of(mixture, 0) != rows_of(mixture, 1)
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_mixture_is_a_bijection_with_exact_blocks(data: st.DataObject) -> None:
@@ -136,17 +120,6 @@ def test_blocks_hold_the_weights(weights: dict[str, Any], block: tuple[int, ...]
     assert mixture.records.route.segments[0].counts == block
 
 
-def test_passes_of_a_source_are_its_own_epochs() -> None:
-    mixture = mix(
-        {"a": (numbers(0, 60), 3), "b": (numbers(1000, 5).shuffle().map(steps.jitter).map(
-            lambda record: record[0]), 1)}, on_exhausted="repeat",
-    )  # fmt: skip
-    rows = [row % 1000 for epoch in range(2) for row in rows_of(mixture, epoch) if row >= 1000]
-    passes = [rows[i : i + 5] for i in range(0, 40, 5)]
-    assert all(sorted(one) == [0, 1, 2, 3, 4] for one in passes)
-    assert len({tuple(one) for one in passes}) > 4
-
-
 def test_temperature_and_weights_by_size() -> None:
     lengths = {"a": 9000, "b": 1000}
     parts = {name: numbers(0, n) for name, n in lengths.items()}
@@ -167,10 +140,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mix({"a": lambda call: call}),  # type: ignore[dict-item]
         "^mix, 'a': function is no source, expected one of feeder.sources",
     ),
-    "zero in the schedule": (
-        lambda: of({"a": 5}, {"a": 1}, schedule=[(4, {"a": 0})]),
-        "the weight of 'a' is 0, expected a finite number above 0",
-    ),
     "zero": (lambda: of({"a": 5}, {"a": 0}), "the weight of 'a' is 0, expected a finite"),
     "infinite": (lambda: of({"a": 5}, {"a": float("inf")}), "the weight of 'a' is inf"),
     "no number": (lambda: of({"a": 5}, {"a": float("nan")}), "the weight of 'a' is nan"),
@@ -178,10 +147,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "too large by temperature": (
         lambda: of({"a": 5}, {"a": 1e300}, temperature=0.5),
         "the weight of 'a', to the power of 1 / temperature, is inf",
-    ),
-    "too small by temperature": (
-        lambda: of({"a": 5}, {"a": 1e-300}, temperature=0.5),
-        "the weight of 'a', to the power of 1 / temperature, is 0.0",
     ),
     "names": (lambda: mix({1: numbers(), "1": numbers()}), "names are .*different ones as text"),  # type: ignore[dict-item]
     "packed": (
@@ -201,7 +166,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "budgeted": (lambda: mix({"a": (steps.budgeted(), 1)}), "mix, 'a', of batch_by_tokens, whose"),
     "temperature": (lambda: of({"a": 5}, {"a": 1}, temperature=0), "temperature is 0"),
     "seed": (lambda: of({"a": 5}, {"a": 1}, seed=-1), "seed is -1"),
-    "large seed": (lambda: of({"a": 5}, {"a": 1}, seed=2**64), "seed is 18446744073709551616"),
     "schedule": (lambda: of({"a": 5}, {"a": 1}, schedule=5), "schedule is 5, expected pairs"),
     "step": (lambda: of({"a": 5}, {"a": 1}, schedule=[(0, {"a": 1})]), "a record of the schedule"),
     "unsorted": (
@@ -248,9 +212,6 @@ def mixed(fn: Callable[[Any], Any] | None, *, shuffled: bool = False) -> Source:
 
 BROKEN: dict[str, tuple[Callable[[], Source], str]] = {
     "map": (lambda: mixed(failing), r"mix: source 'code': row 6: no such text$"),
-    "map after shuffle": (
-        lambda: mixed(None).shuffle(1).map(failing), r"^mix: source 'code': row 6: no such text$",
-    ),
     "mixture of mixtures": (
         lambda: mix({"all": mixed(failing), "more": numbers()}),
         r"mix: source 'all': mix: source 'code': row 6: no such text$",

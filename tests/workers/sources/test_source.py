@@ -29,19 +29,6 @@ def rows(source: Source, batch_size: int, epoch: int) -> list[list[int]]:
     return [labels.tolist() for (labels,) in epoch_of(source, batch_size, epoch)]
 
 
-@each_shuffle
-@pytest.mark.parametrize("pad", [False, True])
-def test_an_epoch_is_the_same_call_by_call_in_any_order(shuffle: dict[str, Any], pad: bool) -> None:
-    def make() -> Source:
-        return arrays(np.arange(1000), num_shards=3, pad_last_batch=pad, **shuffle)
-
-    epochs = [rows(make(), 32, epoch) for epoch in range(3)]
-    source = make()
-    for epoch, index in [(2, 3), (0, 0), (2, 10), (0, 5), (1, 9), (1, 0), (2, 4)]:
-        (labels,) = source(call(index, 32, epoch))
-        assert labels.tolist() == epochs[epoch][index]
-
-
 def test_seek_refuses_what_is_no_cursor() -> None:
     source = arrays(np.arange(100), random_shuffle=True, order="dali")
     with pytest.raises(ResumeError, match="cursor has 3 bytes"):

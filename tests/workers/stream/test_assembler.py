@@ -70,31 +70,6 @@ class Stage:
         return list(self.assembler.end_epoch(self.position))
 
 
-def ids_of(batches: list[Batch]) -> list[list[int]]:
-    for batch in batches:
-        assert np.array_equal(batch["image"], np.stack([batch["id"], -batch["id"]]))
-    return [batch["id"].tolist() for batch in batches]
-
-
-def random_runs(chance: random.Random) -> Iterator[list[int]]:
-    for _ in range(chance.randint(1, 12)):
-        most = chance.choice([1, 3, 5, 12])
-        yield [chance.choice([0, 1, 5, most]) for _ in range(chance.randint(1, 9))]
-
-
-@pytest.mark.parametrize("slots", [HostSlots, PrivateSlots], ids=["host", "private"])
-@pytest.mark.parametrize("seed", range(30))
-def test_batches_are_the_rows_cut_at_every_fifth(seed: int, slots: Any) -> None:
-    chance = random.Random(seed)
-    stage = Stage(HostSlots() if slots is HostSlots else PrivateSlots())
-    got = [batch for rows in random_runs(chance) for batch in stage.run(rows)]
-    num = stage.next_id - 1
-    assert ids_of(got) == [list(range(at, at + 5)) for at in range(1, num - num % 5 + 1, 5)]
-    rest = ids_of(stage.end_epoch())
-    assert rest == ([list(range(num - num % 5 + 1, num + 1))] if num % 5 else [])
-    assert [batch.step for batch in got] == [batch.index for batch in got] == [*range(len(got))]
-
-
 class RoutedSlots(PrivateSlots):
     """Slots that tell which device they were taken for."""
 
@@ -129,28 +104,6 @@ def test_a_batch_lies_in_a_slot_of_its_own_device(seed: int, rounds: str) -> Non
         stage.end_epoch()
         if rounds == "epoch":
             stage.assembler.begin_round()
-
-
-@pytest.mark.parametrize(
-    ("policy", "batches", "rows", "then"),
-    [
-        ("keep", [[1, 2, 3, 4, 5], [6, 7]], [5, 2], [8, 9, 10, 11, 12]),
-        ("drop", [[1, 2, 3, 4, 5]], [5], [8, 9, 10, 11, 12]),
-        ("pad", [[1, 2, 3, 4, 5], [6, 7, 7, 7, 7]], [5, 2], [8, 9, 10, 11, 12]),
-        ("carry", [[1, 2, 3, 4, 5]], [5], [6, 7, 8, 9, 10]),
-    ],
-)
-def test_the_end_of_an_epoch(
-    policy: str, batches: list[list[int]], rows: list[int], then: list[int]
-) -> None:
-    stage = Stage(last_batch=policy)
-    got = stage.run([3, 4]) + stage.end_epoch()
-    assert ids_of(got) == batches
-    assert [batch.rows for batch in got] == rows
-    (after,) = stage.run([5]) if policy != "carry" else stage.run([3])
-    assert ids_of([after]) == [then]
-    assert (after.epoch, after.index) == (1, 0)
-    assert stage.next_id == (13 if policy != "carry" else 11)
 
 
 def test_cuts_differ_where_a_chunk_was_cut_elsewhere() -> None:

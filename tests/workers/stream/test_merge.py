@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import gc
-import random
 import weakref
-from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import pytest
 
 from feeder.workers.fetch.scheduler import ChunkList, End
 from feeder.workers.spec import StreamSpec
@@ -40,110 +36,6 @@ def make_merge(partitions: Partitions, epochs: int, start: Position | None = Non
     start = start or partitions.spread(partitions.origin())
     schema = Schema(spec.names, spec.axes)
     return Merge(partitions, schema, start, spec, prints=None, first_partition=None)
-
-
-def chunk_lists_of(
-    partition: int, epochs: list[range], cut: random.Random, ends: list[bool] | None = None
-) -> list[ChunkList]:
-    """Return a partition's calls of each epoch in chunk lists of random sizes; where `ends` says
-    so the partition tells that the epoch has ended."""
-    chunk_lists: list[ChunkList] = []
-    for epoch, calls in enumerate(epochs):
-        at = calls.start
-        while at < calls.stop:
-            stop = cut.randint(at + 1, calls.stop)
-            arrays = [array_of((epoch, partition, call)) for call in range(at, stop)]
-            chunk_lists.append(ChunkList(partition, epoch, at, arrays, None, None))
-            at = stop
-        if ends is None or ends[epoch]:
-            if calls and cut.random() < 0.5:
-                chunk_lists[-1].ending = End(None)
-            else:
-                chunk_lists.append(ChunkList(partition, epoch, at, [], None, End(None)))
-    return chunk_lists
-
-
-def ring_calls(counts: list[int]) -> list[range]:
-    """Return the calls of a worker that gives so many chunks in each epoch."""
-    stops = list(accumulate(counts))
-    return [range(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
-
-
-def naive(counts: list[list[int]]) -> Iterator[Chunk]:
-    """Yield the chunks of a ring in their order: one of each live worker in turn."""
-    firsts = [0] * len(counts)
-    for epoch in range(len(counts[0])):
-        left = [of_partition[epoch] for of_partition in counts]
-        while any(left):
-            for partition, num in enumerate(left):
-                if num:
-                    yield epoch, partition, firsts[partition]
-                    firsts[partition] += 1
-                    left[partition] -= 1
-
-
-def collected(
-    chunk_lists: list[list[ChunkList]], chance: random.Random
-) -> Iterator[list[ChunkList]]:
-    """Yield chunk lists as the channel hands them over: no partition is called for an epoch before
-    all have ended the one before it, and what has come meanwhile is collected partition by
-    partition."""
-    waiting = [list(of_partition) for of_partition in chunk_lists]
-    group: list[ChunkList] = []
-    while some := [of_partition for of_partition in waiting if of_partition]:
-        epoch = min(of_partition[0].epoch for of_partition in some)
-        group.append(chance.choice([b for b in some if b[0].epoch == epoch]).pop(0))
-        if chance.random() < 0.4:
-            yield sorted(group, key=lambda chunk_list: chunk_list.partition)
-            group = []
-    yield sorted(group, key=lambda chunk_list: chunk_list.partition)
-
-
-def run_merge(merge: Merge, chunk_lists: list[list[ChunkList]], chance: random.Random) -> list[Any]:
-    """Return all that comes out of the merge, chunk lists being pushed when it has nothing more."""
-    out: list[Any] = []
-    groups = collected(chunk_lists, chance)
-    while not merge.finished:
-        merged = merge.next()
-        if merged is not None:
-            out.append(merged)
-            continue
-        group = next(groups, None)
-        assert group is not None, (
-            f"the merge waits for partition {merge.wanted}, all has been pushed"
-        )
-        merge.push(group)
-    return out
-
-
-def chunks_of(run: MergedChunks) -> list[Chunk | None]:
-    """Return what the chunks of a run are; None for one without rows."""
-    return [
-        tuple(map(int, array[0])) if len(array) else None  # type: ignore[misc]
-        for array in run.columns[0]
-    ]
-
-
-def assert_merged(out: list[Any], wanted: list[Chunk]) -> None:
-    runs = [merged for merged in out if isinstance(merged, MergedChunks)]
-    got = [chunk for run in runs for chunk in chunks_of(run)]
-    assert got == [chunk if rows_of(chunk) else None for chunk in wanted]
-    assert [n for run in runs for n in run.rows] == [rows_of(chunk) for chunk in wanted]
-
-
-@pytest.mark.parametrize("num_partitions", [1, 2, 3, 5])
-@pytest.mark.parametrize("seed", range(12))
-def test_a_ring_takes_one_chunk_of_each_live_worker_in_turn(num_partitions: int, seed: int) -> None:
-    chance = random.Random(seed)
-    counts = [[chance.randint(0, 9) for _ in range(3)] for _ in range(num_partitions)]
-    partitions = Partitions(num_partitions=num_partitions, pure=False, arrival=False)
-    chunk_lists = [
-        chunk_lists_of(partition, ring_calls(counts[partition]), chance)
-        for partition in range(num_partitions)
-    ]
-    out = run_merge(make_merge(partitions, 3), chunk_lists, chance)
-    assert_merged(out, list(naive(counts)))
-    assert [end.position.epoch for end in out if isinstance(end, EpochEnd)] == [1, 2, 3]
 
 
 def test_rows_beyond_the_end_are_counted_out() -> None:

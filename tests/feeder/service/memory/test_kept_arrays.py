@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
-import subprocess
-import sys
-import textwrap
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,36 +62,6 @@ def test_list_of_a_consumer_holds_every_batch(
         list(seen)
     assert_whole(batches)
     assert [int(array.min()) for array in kept] == [1, 2, 3] == [int(a.max()) for a in kept]
-
-
-def run(script: str, *args: str, **settings: Any) -> str:
-    """Run a script in a process of its own; return what it writes."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *args],
-        env={**os.environ, "PYTHONPATH": str(Path(feeder.__file__).parents[1])},
-        capture_output=True, text=True, timeout=40, **settings,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-LIGHT = """
-    import sys
-    import feeder
-    with feeder.connect(sys.argv[1]) as consumer:
-        assert len([batch.rows for batch in consumer]) == int(sys.argv[2])
-        consumer.state_dict()
-    heavy = ("feeder.feeds.coordinator", "feeder.service.server.serve",
-             "feeder.service.memory.arena", "cupy", "lmdb", "ray", "torch", "asyncio")
-    sys.stdout.write(" ".join(name for name in heavy if name in sys.modules))
-"""
-
-
-@pytest.mark.process
-@pytest.mark.fresh
-def test_consumer_loads_little() -> None:
-    with serving(factory) as server:
-        assert run(LIGHT, server.addresses[0], str(NUM_BATCHES)) == ""
 
 
 def test_who_is_kept_from_shared_memory_by_its_own_limit_and_takes_nothing_else_is_told(

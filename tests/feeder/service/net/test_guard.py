@@ -383,6 +383,3 @@ def test_more_peers_than_descriptors_end_no_server(tmp_path: Path) -> None:
             assert [next(consumer).step for _ in range(20)] == list(range(20))
         child.stdin.close()
         assert child.wait(WAIT_S) == 0
-
-
-# ---- with a server

@@ -26,7 +26,6 @@ from feeder.service.net.keys import (
     read_secret,
 )
 from feeder.service.net.security import (
-    HWM_SLACK,
     Event,
     Security,
     Socket,
@@ -133,27 +132,6 @@ def test_what_an_event_means(kind: zmq.Event, value: int, says: str | None) -> N
     else:
         assert isinstance(error, AuthError)
         assert says in str(error) and "'tcp://data0:5570'" in str(error)
-
-
-def test_a_router_has_every_limit(server: Security) -> None:
-    router = server.make_router(8)
-    options = {
-        zmq.MAXMSGSIZE: 128 * 1024,
-        zmq.HANDSHAKE_IVL: 2000,
-        zmq.SNDTIMEO: 0,
-        zmq.SNDHWM: 8 + HWM_SLACK,
-        zmq.RCVHWM: 64,
-        zmq.LINGER: 0,
-        zmq.BACKLOG: 128,
-        zmq.TCP_MAXRT: 10_000,
-        zmq.ZAP_ENFORCE_DOMAIN: 1,
-        zmq.HEARTBEAT_IVL: 0,
-    }
-    assert {option: router.getsockopt(option) for option in options} == options
-    assert router.zap_domain == b"feeder"
-    with pytest.raises(zmq.ZMQError) as raised:
-        router.send_multipart([b"nobody", b"hello"])
-    assert raised.value.errno == zmq.EHOSTUNREACH
 
 
 def test_events_nobody_reads_do_not_stop_the_server() -> None:

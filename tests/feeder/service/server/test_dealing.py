@@ -4,7 +4,6 @@ consumers that are dealt to as their positions say."""
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.service.protocol.events import Void
 from feeder.service.protocol.membership import (
     Asks,
     Attaches,
@@ -21,8 +19,6 @@ from feeder.service.protocol.membership import (
     SendAway,
     Start,
     StartRun,
-    StopRun,
-    Used,
 )
 from feeder.workers.stream.rounds import Counting
 from feeds import make
@@ -161,20 +157,6 @@ def test_ranks_whose_states_are_of_different_steps_are_told(rounds: str) -> None
     assert message in str(told.value)
 
 
-def test_different_rounds_are_looked_for_again_where_the_feed_begins_again() -> None:
-    """The first run may have ended before it came to a batch that tells."""
-    feed = Membership(3, 30.0, counting=Counting(3, per_epoch=True))
-    starts = Start(7, epoch=1, into_round=0), Start(3, index=3), Start(3, index=3)
-    for queue, start in enumerate(starts):
-        feed.handle(Asks(queue, f"trainer {queue}", start=start), 0.0)
-    for queue in range(3):
-        (*_, first) = feed.handle(Attaches(queue), 0.0)
-    feed.handle(Asks(2, "trainer 2", start=starts[2], rejoins=True, takes_over=True), 0.0)
-    (*_, again) = feed.handle(Attaches(2), 0.0)
-    assert first.void == Void(3, 3 << 64, (3 << 64, 4, 5))
-    assert again.void == Void(3, 3 << 64, (3 << 64, 4, math.inf))  # Who comes back stands anywhere.
-
-
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_one_older_position_for_all_is_refused_for_its_own_reason(order: tuple[int, int]) -> None:
     """Within a round it is of one queue, and does not say so."""
@@ -273,17 +255,6 @@ def test_a_global_batch_stays_with_any_number_of_queues() -> None:
         feeder.connect(server.addresses[0], resume=state, skip=1)
     with pytest.raises(feeder.ConfigError, match="expected a multiple of the 5 devices"):
         feeder.serve(factory(**settings), queues=5)
-
-
-def test_nobody_waits_for_one_that_has_no_position_where_all_skip_the_same() -> None:
-    feed = Membership(2, 30.0)
-    start = Start(0, nobodys=4, into_round=0)
-    for queue in range(2):
-        feed.handle(Asks(queue, f"trainer {queue}", start=start, undecided=True), 0.0)
-        done = feed.handle(Attaches(queue), 0.0)
-    done = feed.handle(Used(0, begun=True), 0.0)
-    assert feed.missing() == []
-    assert not any(isinstance(one, StopRun) for one in done)
 
 
 def test_who_comes_back_need_not_be_of_the_round_of_one_that_starts() -> None:

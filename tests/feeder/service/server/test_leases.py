@@ -166,11 +166,6 @@ def test_position_of_another_feed(address: str, settings: dict[str, Any], told: 
         feeder.connect(address, resume=position_of(**settings), takeover=True)
 
 
-def test_bytes_that_are_no_position(address: str) -> None:
-    with pytest.raises(SnapshotFormatError):
-        feeder.connect(address, resume=b"x" * 100, takeover=True)
-
-
 def test_whoever_takes_over_goes_on_and_the_old_one_is_told() -> None:
     stream = expected(make_fetch("pure", "ragged"), pure=True, epochs=5)
     with serving(lambda: factory(epochs=None)) as server, reading(server, credit=2) as old:

@@ -16,7 +16,6 @@ from feeder.workers.sources.orders.libstdcxx import (
     draw_minstd,
     draw_mt19937,
     draw_mt19937_64,
-    seed_minstd,
     shuffle,
 )
 
@@ -28,21 +27,6 @@ def test_the_check_values_of_the_standard() -> None:
     assert next(islice(draw_mt19937(5489), 9999, None)) == 4123659995
     assert next(islice(draw_mt19937_64(5489), 9999, None)) == 9981545732273789042
     assert pow(16807, 10_000, MODULUS) == 1043618065
-
-
-SEEDED = [
-    (0, 532167439),
-    (2147483648, 2000539476),
-    (4294967295, 537413182),
-    (4294967296, 532167439),
-    (1099511627779, 1565158438),
-    (18446744073709551615, 537413182),
-]
-
-
-@pytest.mark.parametrize(("seed", "state"), SEEDED)
-def test_seeding_with_a_seed_sequence(seed: int, state: int) -> None:
-    assert seed_minstd(seed) == state
 
 
 def slowly(state: int, bounds: list[int]) -> tuple[list[int], int]:

@@ -99,22 +99,6 @@ def test_seek_to_k_equals_k_steps(
     assert by_position.indices(epoch, k, length).tolist() == records[k:]
 
 
-@each_order
-@given(sharding=shardings(), epoch=st.integers(0, 4), data=st.data())
-def test_a_cursor_depends_on_the_position_alone(
-    make: Make, sharding: Sharding, epoch: int, data: st.DataObject
-) -> None:
-    position = data.draw(st.integers(0, sharding.length(epoch)))
-    walked, fresh = make(sharding), make(sharding)
-    for e in range(epoch + 2):
-        whole_epoch(walked, e)
-    cursor = walked.cursor(epoch, position)
-    assert cursor == fresh.cursor(epoch, position)
-    resumed = make(sharding)
-    resumed.seek(cursor)
-    assert resumed.cursor(epoch, position) == cursor
-
-
 @given(sharding=shardings(), epoch=st.integers(0, 50))
 def test_offsets_add_up(sharding: Sharding, epoch: int) -> None:
     lengths = [sharding.length(e) for e in range(epoch)]
@@ -217,19 +201,6 @@ def test_a_damaged_cursor_is_refused_or_harmless(data: st.DataObject) -> None:
     except ResumeError:
         return
     assert len(set(whole_epoch(order, 2))) == 100
-
-
-@pytest.mark.parametrize("length", [0, 5, 12, 13, 19])
-def test_a_truncated_cursor_is_refused(length: int) -> None:
-    sharding = Sharding(num_records=100)
-    cursor = ORDERS["windowed 7"](sharding).cursor(2, 50)
-    order = ORDERS["windowed 7"](sharding)
-    if length == 0:
-        order.seek(b"")
-        assert whole_epoch(order, 0) == whole_epoch(ORDERS["windowed 7"](sharding), 0)
-        return
-    with pytest.raises(ResumeError, match="bytes"):
-        order.seek(cursor[:length])
 
 
 def test_the_memory_of_a_windowed_shuffle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

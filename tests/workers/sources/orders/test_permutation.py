@@ -15,12 +15,6 @@ from feeder.workers.sources.orders.permutation import MAX_SIZE, Permutation
 pytestmark = pytest.mark.served
 
 
-@given(size=st.integers(1, 3000), key=st.text(max_size=8))
-def test_every_number_is_the_image_of_one_position(size: int, key: str) -> None:
-    images = Permutation(size, key)(0, size)
-    assert sorted(images.tolist()) == list(range(size))
-
-
 @given(size=st.integers(1, MAX_SIZE), data=st.data())
 def test_images_do_not_depend_on_what_is_asked_with_them(size: int, data: st.DataObject) -> None:
     permutation = Permutation(size, "k")

@@ -51,17 +51,6 @@ each_kind = pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS.keys())
 
 
 @each_kind
-def test_records_lie_in_the_order_of_their_keys(tmp_path: Path, keys: list[bytes]) -> None:
-    store = LmdbStore(write_lmdb(tmp_path / "db", {key: b"value of " + key for key in keys}))
-    assert len(store) == len(keys)
-    wanted = [b"value of " + key for key in sorted(keys)]
-    assert read(store, list(range(len(keys)))) == wanted
-    for i in range(len(keys)):
-        assert read(store, [i]) == [wanted[i]]
-        assert store.name(i).startswith(f"{str(tmp_path / 'db')!r} at key b")
-
-
-@each_kind
 @given(data=st.data())
 def test_records_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, keys: list[bytes], data: st.DataObject
