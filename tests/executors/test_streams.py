@@ -111,17 +111,6 @@ def test_it_goes_on_after_any_batch_on_anything(
     assert_same(got, wanted)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_same_place_is_the_same_token_whatever_the_feed_is_run_on(form: str) -> None:
-    tokens = []
-    for executor in (None, Processes(1), Processes(3)):
-        with running(
-            make_fetch(form, "ragged"), epochs=2, last_batch="carry", executor=executor
-        ) as (_, feed):
-            tokens.append([batch.cut.token() for batch in list(feed)])
-    assert tokens[1:] == tokens[:1] * 2
-
-
 def test_calls_that_raise_are_made_again(tmp_path: Path) -> None:
     whole = expected(make_fetch("seek", "ragged"), pure=False, epochs=2)
     got = drain(

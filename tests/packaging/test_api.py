@@ -46,9 +46,11 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_public_names_and_their_members_are_documented() -> None:
-    for name in feeder.__all__:
-        value = getattr(feeder, name)
-        assert value.__doc__, f"feeder.{name} has no docstring"
+    assert feeder.job.__all__ == sorted(feeder.job.__all__)
+    for value in [getattr(feeder, name) for name in feeder.__all__] + [
+        getattr(feeder.job, name) for name in feeder.job.__all__
+    ]:
+        assert inspect.getdoc(value), f"{value} has no docstring"
         silent = [
             member
             for member, code in vars(value).items()
@@ -56,7 +58,7 @@ def test_public_names_and_their_members_are_documented() -> None:
             and isinstance(code, MEMBERS)
             and not inspect.getdoc(getattr(value, member))
         ]
-        assert silent == [], f"feeder.{name} has members without a docstring"
+        assert silent == [], f"{value} has members without a docstring"
 
 
 def test_a_public_name_reports_its_public_module() -> None:

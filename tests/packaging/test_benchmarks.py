@@ -57,10 +57,3 @@ def test_served_rows_run_and_are_written(
     assert told.keys() == {"copy 8 KB", "small, credit 64"}
     assert all(row["samples"][0]["cpu_s"] > 0 for row in told.values())
     assert "copy 8 KB: " in capsys.readouterr().out
-
-
-@pytest.mark.process
-def test_a_process_of_a_pair_measures_the_package_that_it_is_given(harness: ModuleType) -> None:
-    pair = module("pair")
-    assert pair.run("core token", SCRIPTS.parent).wall_s > 0
-    assert not [row for row in pair.rows() if "copy" in row]

@@ -56,13 +56,6 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.process
-def test_without_a_gpu_the_benchmark_says_why_and_measures_nothing() -> None:
-    done = run("-m", "benchmarks", "gpu", CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("bench gpu: nothing is measured, device 'cuda:0' ")
-
-
 def test_every_case_of_the_benchmark_runs_over_a_stand_in(page: ModuleType) -> None:
     done = run("-W", "error", "-c", "from standin import bench; bench.main()")
     assert done.returncode == 0, done.stderr

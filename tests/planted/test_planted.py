@@ -47,21 +47,6 @@ def test_every_test_that_is_named_is_there() -> None:
     ] == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"old": "live"},
-        {"old": "no such text"},
-        {"at": "workers/stream/position.py: nobody"},
-        {"at": "workers/stream/position.py: position"},
-    ],
-    ids=lambda change: " ".join(change.values()),
-)
-def test_code_that_is_not_there_exactly_once_is_an_error(change: dict[str, str]) -> None:
-    with pytest.raises(PlantError, match=r"^harmless: .* times, expected once$"):
-        planted_text(replace(HARMLESS, **change))
-
-
 @pytest.mark.process
 def test_a_planted_bug_is_caught() -> None:
     bug = replace(BUGS["leftover dropped"], tests=BUGS["leftover dropped"].tests[:1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 import threading
@@ -139,16 +138,6 @@ def test_a_reader_goes_on_from_its_state_and_refuses_that_of_other_rows() -> Non
 
 
 # ---- the names of the package
-
-
-def test_names_are_sorted_and_documented() -> None:
-    assert sorted(feeder.job.__all__) == feeder.job.__all__
-    for name in feeder.job.__all__:
-        value = getattr(feeder.job, name)
-        assert inspect.getdoc(value), name
-        for member, code in vars(value).items() if inspect.isclass(value) else ():
-            if not member.startswith("_") and inspect.isfunction(code):
-                assert inspect.getdoc(getattr(value, member)), f"{name}.{member}"
 
 
 @pytest.mark.process

@@ -361,25 +361,3 @@ port.close()
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.served
-def test_serving_shows_what_it_serves() -> None:
-    def factory() -> feeder.Coordinator:
-        return make(Pure(5, 4), coordinator=feeder.Coordinator())
-
-    with feeder.serve(factory, "tcp://127.0.0.1:0", status=0) as server:
-        assert server.status_url is not None
-        url = server.status_url
-        with feeder.connect(server.addresses[0]) as consumer:
-            assert len(list(consumer)) == 5
-            for _ in range(int(WAIT_S / 0.02)):
-                told = json.loads(get(url, "/stats.json").body)
-                if told["figures"]["feeds"][0]["service"]["opened"] == 1:
-                    break
-                threading.Event().wait(0.02)
-            else:
-                pytest.fail("the session is not shown")
-        assert get(url, "/readyz").status == 200
-    with pytest.raises(OSError):
-        get(url)
