@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, namedtuple
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import ml_dtypes
@@ -18,7 +18,7 @@ import feeder
 import steps
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources import RecordError, arrays, nested, records
+from feeder.workers.sources import RecordError, Source, arrays, nested, records
 from parts import examples
 from steps import NUM, numbers
 
@@ -39,6 +39,28 @@ def rows_of(source: Any, epoch: int = 0, batch_size: int = 5) -> list[Any]:
 def order_of(epoch: int, seed: int = 5, num: int = NUM) -> list[int]:
     """The order of a shuffle, as a source without steps has it."""
     return rows_of(arrays(np.arange(num), random_shuffle=True, seed=seed), epoch)
+
+
+NAIVE: dict[str, tuple[Callable[[], Source], Callable[[int], list[Any]]]] = {
+    "take more than there are": (lambda: numbers().take(99), lambda e: [*range(NUM)]),
+    "shuffle of take": (lambda: numbers().take(7).shuffle(5), lambda e: order_of(e, num=7)),
+    "zip with filter": (
+        lambda: numbers().shuffle(5).zip(numbers().filter(steps.is_odd)),
+        lambda e: [(x, y) for y, x in enumerate(order_of(e)) if y % 2],
+    ),
+    "shuffle of shuffle": (
+        lambda: numbers().shuffle(5).shuffle(6),
+        lambda e: [order_of(e)[i] for i in order_of(e, seed=6)],
+    ),
+}
+"""What no composition has."""
+
+
+@pytest.mark.parametrize("name", NAIVE)
+def test_a_step_is_what_plain_python_makes(name: str) -> None:
+    make, naive = NAIVE[name]
+    for epoch, batch_size in product(range(2), (1, 5)):
+        assert rows_of(make(), epoch, batch_size) == naive(epoch)
 
 
 # ---- laws
