@@ -20,14 +20,6 @@ def test_every_campaign_can_be_found() -> None:
             assert importlib.util.find_spec(command), name
 
 
-def test_a_campaign_that_is_not_there_is_an_error_that_lists_the_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["chaos", "caos"])
-    assert "there is no campaign 'caos': tests, streams, chaos," in capsys.readouterr().err
-
-
 @pytest.mark.process
 def test_each_is_told_with_its_seed_and_count_and_one_failure_fails_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

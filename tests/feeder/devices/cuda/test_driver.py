@@ -52,14 +52,6 @@ def refuse(device: str) -> str:
     return told[0]
 
 
-def test_a_gpu_that_this_machine_has_not_is_refused_with_the_reason() -> None:
-    """Whatever is installed here, and whatever GPUs there are."""
-    told = refuse("cuda:4096")
-    reasons = ("needs CuPy, which", "the driver says", "is none of the")
-    assert told.startswith("device 'cuda:4096' ")
-    assert [reason for reason in reasons if reason in told] != []
-
-
 def test_without_cupy_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupydriver.importlib.util, "find_spec", lambda name: None)
     assert refuse("cuda:0") == (
@@ -154,15 +146,11 @@ def test_memory_is_registered_in_whole_pages_read_only_where_that_can_be(
     mapping.close()
 
 
-def test_streams_do_not_block_and_events_let_threads_sleep(cupy: Any, driver: Any) -> None:
-    assert driver.make_stream().non_blocking is True
-    driver.make_event()
-    assert cupy.cuda.runtime.named("Event") == [("Event", {"block": True, "disable_timing": True})]
-
-
 def test_copies_and_events_are_the_runtimes(cupy: Any, driver: Any) -> None:
     driver.bind()
     stream, event = driver.make_stream(), driver.make_event()
+    assert stream.non_blocking is True
+    assert cupy.cuda.runtime.named("Event") == [("Event", {"block": True, "disable_timing": True})]
     driver.wait(stream, event)
     driver.copy_in(0xD0, 0xA0, 64, stream)
     driver.copy_within(0xD8, 0xD0, 32, stream)

@@ -160,7 +160,6 @@ def test_duplicate_keys_are_refused_at_every_depth() -> None:
 BAD: dict[str, tuple[bytes, str]] = {
     "generation short": (changed("Bye", generation=bytes(23)), "length >= 24"),
     "generation long": (changed("Bye", generation=bytes(25)), "length <= 24"),
-    "generation as base64": (changed("Bye", generation="A" * 32), "got `str`"),
     "fault's generation": (changed("Fault", generation=bytes(8)), "has 8 bytes, expected 0 or 24"),
     "fault of no error": (changed("Fault", kind="SystemExit"), "regex"),
     "fault with a line end": (changed("Fault", kind="LeaseLost\n"), "regex"),
@@ -168,14 +167,12 @@ BAD: dict[str, tuple[bytes, str]] = {
     "negative queue": (changed("Open", queue=-1), ">= 0"),
     "huge queue": (changed("Open", queue=2**64 - 1), "<= 9223372036854775807"),
     "intent": (changed("Open", intent="steal"), "steal"),
-    "takeover": (changed("Open", takeover=1), "expected `bool`"),
     "long name": (changed("Open", who="x" * 1025), "length <= 1024"),
     "too many slots": (changed("Used", slots=[1] * (MAX_ITEMS + 1)), "max_array_len"),
     "negative wait": (changed("Used", report=[-1.0, 0.0, 0, 0]), ">= 0"),
     "endless wait": (changed("Used", report=[math.inf, 0.0, 0, 0]), "<= 1"),
     "wait that is no number": (changed("Used", report=[math.nan, 0.0, 0, 0]), ">= 0"),
     "short report": (changed("Used", report=[0.0, 0.0, 0]), "array"),
-    "long report": (changed("Used", report=[0.0, 0.0, 0, 0, 0]), "array"),
     "negative slot": (changed("Used", slots=[-1]), ">= 0"),
     "lease nan": (changed("Opened", lease_s=math.nan), "> 0.0"),
     "lease 0": (changed("Opened", lease_s=0.0), "> 0.0"),
@@ -218,7 +215,6 @@ BAD: dict[str, tuple[bytes, str]] = {
     "void": (column(dtype="|V8"), "regex"),
     "no byte order": (column(dtype="f4"), "regex"),
     "unknown size": (column(dtype="<i3"), "numpy does not know"),
-    "huge text": (column(dtype="|S99999999999"), "numpy does not know"),
     "bad unit": (column(dtype="<M8[parsec]"), "numpy does not know"),
     "other spelling": (column(dtype="<i1"), "expected '|i1'"),
     "dtype with a line end": (column(dtype="<f4\n"), "regex"),
@@ -230,7 +226,6 @@ BAD: dict[str, tuple[bytes, str]] = {
     "type of no message": (changed("Bye", type="Message"), "'Message', expected one of Open"),
     "type a list": (changed("Bye", type=["Bye"]), "type list, expected one of Open"),
     "a list": (msgpack.packb([1]), "sent a list, expected a map"),
-    "nil": (b"\xc0", "sent a NoneType, expected a map"),
     "nothing": (b"", "sent 0 bytes that are no message: unpack failed: incomplete input"),
     "two values": (b"\x01\x01", "extra data"),
     "reserved": (b"\xc1", "not msgpack, or too deep"),
@@ -239,11 +234,8 @@ BAD: dict[str, tuple[bytes, str]] = {
     "no utf-8": (b"\x81\xa1\xff\x01", "utf-8"),
     "ext": (b"\x81\xa1a\xd4\x01a", "max_ext_len"),
     "empty ext": (b"\x81\xa1a\xc7\x00\x05", "extension type 5, expected none"),
-    "long timestamp": (b"\x81\xa1a\xc7\x0c\xff" + bytes(12), "max_ext_len"),
     "list of 4 GiB": (b"\x81\xa1a\xdd\xff\xff\xff\xff", "max_array_len"),
     "bytes of 4 GiB": (b"\x81\xa1a\xc6\xff\xff\xff\xff", "incomplete input"),
-    "ext of 4 GiB": (b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", "max_ext_len"),
-    "cut off": (encode(BY_NAME["Open"])[:-1], "incomplete input"),
     "60,000 deep": (b"\x91" * 60_000 + b"\x01", "not msgpack, or too deep"),
     "100,000 deep": (b"\x91" * 100_000 + b"\x01", "65536 bytes beside its position"),
     "large and no map": (b"\xc4\xff" + bytes(100_000), "65536 bytes beside its position"),
@@ -259,12 +251,6 @@ BAD: dict[str, tuple[bytes, str]] = {
     ),
     "more after a large position": (
         encode(BY_NAME["Open"])[:-1] + bytes(100_000), "65536 bytes beside its position"
-    ),
-    "500 deep in a field": (
-        changed("Bye", generation=["HERE"]).replace(
-            msgpack.packb("HERE"), b"\x91" * 500 + b"\x01"
-        ),
-        "got `array`",
     ),
 }  # fmt: skip
 
