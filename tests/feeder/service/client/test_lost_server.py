@@ -116,3 +116,26 @@ def test_a_client_whom_no_address_takes_is_told_so(
     make_keys(tmp_path)
     with forwarder() as first, other() as second, pytest.raises(feeder.AuthError, match="refuses"):
         feeder.connect([first, second], keys=tmp_path, timeout=limit_s)
+
+
+def test_before_its_first_batch_a_consumer_may_load_a_state_though_the_server_was_another(
+    tmp_path: Path,
+) -> None:
+    def two_queues() -> feeder.Coordinator:
+        return make(Pure(400, rows=4), devices=2)
+
+    address = f"ipc://{tmp_path}/feed"
+    with make(Pure(400, rows=4)) as whole:
+        assert [next(whole["train"]).step for _ in range(10)] == [*range(10)]
+        state = whole.state_dict()
+    with contextlib.ExitStack() as stack:
+        with feeder.serve(two_queues, address):
+            left = stack.enter_context(feeder.connect(address, queue=0))
+        stack.enter_context(feeder.serve(two_queues, address))
+        while not left.stats()["reconnects"]:
+            with contextlib.suppress(feeder.RemoteError):
+                left.snapshot()
+        right = stack.enter_context(feeder.connect(address, queue=1))
+        for one in (right, left):
+            one.load_state_dict(state)
+        assert [next(one).step for _ in range(3) for one in (left, right)] == [*range(10, 16)]
