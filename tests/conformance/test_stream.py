@@ -3,7 +3,6 @@ stream without end, and what random numbers follow from. The rest is drawn (`tes
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 from threading import Event
 from typing import Any, NoReturn
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from feeder import Call, Cut
-from feeds import assert_same, deal, drain, expected, note, running
+from feeds import assert_same, drain, expected, note, running
 from fetches import FORMS, make_fetch, make_rows
 
 
@@ -138,17 +137,3 @@ def test_end_of_an_epoch_is_in_the_cut_once_it_is_known(
     for position in (*early, after.token()):
         got = drain(make_fetch(form, "whole"), resume=position, **settings)
         assert_same(got, stream[num:], type(position))
-
-
-@pytest.mark.parametrize("last_batch", ("keep", "drop", "pad"))
-def test_calls_that_give_nothing_leave_rounds_and_later_epochs_as_they_are(last_batch: str) -> None:
-    fetch = partial(make_fetch, "pure", "gaps")
-    for devices, threads, ends in ((2, 8, 4), (3, 1, 4), (1, 1, 2)):
-        settings: dict[str, Any] = {"last_batch": last_batch, "devices": devices}
-        stream = expected(fetch(), pure=True, num_devices=devices, epochs=4, last_batch=last_batch)
-        with running(fetch(), epochs=ends, num_threads=threads, **settings) as (coordinator, feed):
-            got = [note(batch) for batch in deal(feed)]
-            position = coordinator.state_dict()
-        if ends < 4:
-            got += drain(fetch(), epochs=4, resume=position, **settings)
-        assert_same(got, stream, devices, last_batch, threads)

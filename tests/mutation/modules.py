@@ -16,7 +16,11 @@ _SERVED = (
     "tests/simulation/test_simulation.py",
 )
 _STREAM = ("tests/property/test_programs.py", "tests/conformance/test_stream.py")
-_ORDERS = ("tests/workers/sources/orders", "tests/workers/sources/test_source.py")
+_ORDERS = (
+    "tests/workers/sources/orders",
+    "tests/workers/sources/test_source.py",
+    "tests/workers/sources/test_steps.py",
+)
 _STATE = ("tests/feeder/state", "tests/conformance/test_golden_files.py")
 _LOADERS = (
     "tests/feeder/adapters/test_loops.py",
@@ -29,7 +33,11 @@ CORE = {
     "feeder/service/protocol/membership.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/protocol/session.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/server/delivery.py": (*_SERVER, *_SERVED),
-    "feeder/service/client/lease.py": _SERVED,
+    "feeder/service/client/lease.py": (
+        *_SERVED,
+        "tests/feeder/service/client/test_lost_server.py",
+        "tests/feeder/service/server/test_leases.py",
+    ),
     "workers/stream/merge.py": ("tests/workers/stream/test_merge.py", *_STREAM),
     "workers/stream/assembler.py": (
         "tests/workers/stream/test_assembler.py",
