@@ -9,7 +9,7 @@ and whose random draws do not depend on how many they are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data import dataloader as theirs
@@ -34,11 +34,13 @@ from feeder.errors import ConfigError, ResumeError
 from feeder.sources import Source
 from feeder.state.state_dict import STATE_KEY
 
+_T = TypeVar("_T")
+
 _FORMAT = "feeder DataLoader 1"
 _OF_FEED_LOADER = ("rank", "world_size", "executor", "device")
 
 
-class DataLoader(torch.utils.data.DataLoader):
+class DataLoader(torch.utils.data.DataLoader[_T]):
     """PyTorch's `DataLoader`, with `state_dict` and `load_state_dict`.
 
     All arguments are PyTorch's, and mean what they mean there. A data set that is feeder's own (a
