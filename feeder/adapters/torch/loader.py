@@ -194,7 +194,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         stateful = stateful_sampler(self)
         if stateful is not None and mark.pulled.state is not None:
             stateful.load_state_dict(mark.pulled.state)
-        return Mark(mark.epoch, 0, mark.step)
+        return Mark(mark.epoch, 0, mark.step, seed=mark.seed, is_kept=mark.is_kept)
 
     # ---- copies
 

@@ -60,7 +60,12 @@ class _Loop(theirs._BaseDataLoaderIter):
         """Begin a loop: `make` is what PyTorch does then."""
         resumed = loader._resumed
         last = loader._mark
-        at = resumed or Mark(last.epoch + (last.begun is not None), 0, last.step)
+        if resumed is not None:
+            at = resumed
+        elif last.begun is not None:
+            at = self._next(last.epoch + 1, last.step)
+        else:
+            at = last
         if loader._epochs is not None and at.epoch >= loader._epochs:
             raise read_again("the loader", loader._epochs)
         self._is_iterable = loader._dataset_kind == theirs._DatasetKind.Iterable
@@ -117,7 +122,11 @@ class _Loop(theirs._BaseDataLoaderIter):
     def _end(self) -> None:
         """The loop is over, and its user is told."""
         if self._at.begun is not None:
-            self._note(Mark(self._at.epoch + 1, 0, self._at.step))
+            self._note(self._next(self._at.epoch + 1, self._at.step))
+
+    def _next(self, epoch: int, step: int) -> Mark:
+        """The place of the next loop, before it begins."""
+        return Mark(epoch, 0, step)
 
 
 class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
@@ -240,15 +249,38 @@ class WorkerLoop(_Loop):
     _team: Any = None
     """The `Team`; none before the first loop."""
 
+    def __init__(self, loader: Any) -> None:
+        self._persistent = loader.persistent_workers
+        super().__init__(loader)
+
+    def _next(self, epoch: int, step: int) -> Mark:
+        # None before its first loop.
+        seed = getattr(self, "_base_seed", None) if self._persistent else None
+        return Mark(epoch, 0, step, seed=seed, is_kept=seed is not None)
+
     def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
-        make(loader)
-        if self._team is None or self._team.is_closed:
+        is_new = self._team is None or self._team.is_closed
+        self._is_kept = self._persistent and (at.is_kept or not is_new)
+        if is_new and self._is_kept:
+            # A process before this one has drawn their seed.
+            own = own_generators(loader)
+            before = tuple(map(generator_state, own))
+            with as_it_was(()):
+                make(loader)
+            set_states(own, before)
+        else:
+            make(loader)
+        if is_new:
             self._hire(loader, at)
         self._pull_from()
         self._asked: deque[_Asked] = deque()
         self._timeout_s, self._in_order = loader.timeout, loader.in_order
         self._prefetch = loader.prefetch_factor
-        self._seed = self._draw_seed(loader) if at.seed is None else at.seed
+        is_dealt = dealt_sampler(loader) is not None
+        if at.seed is not None and (at.begun is None or not is_dealt):
+            self._base_seed = at.seed
+        is_given = at.seed is not None and at.begun is not None
+        self._seed = at.seed if is_given else self._draw_seed(loader)
         self._turn = at.turn
         # An iterable has a reader in each worker; else the number of the next batch is the order's.
         readers = at.readers or ((0, None, False),) * self._num
@@ -260,7 +292,8 @@ class WorkerLoop(_Loop):
 
     def _first(self, at: Mark) -> Mark:
         readers = tuple(worker.reader for worker in self._team.workers)
-        return at._replace(seed=self._seed, readers=readers if self._is_iterable else None)
+        readers_now = readers if self._is_iterable else None
+        return at._replace(seed=self._seed, readers=readers_now, is_kept=self._is_kept)
 
     def _hire(self, loader: Any, at: Mark) -> None:
         """Begin the workers."""
@@ -374,7 +407,17 @@ class WorkerLoop(_Loop):
             readers = tuple(one.reader for one in self._team.workers)
             turn = (worker.id + 1) % len(readers)
         self._note(
-            Mark(at.epoch, at.num + 1, at.step + 1, self._begun, pulled, self._seed, readers, turn)
+            Mark(
+                at.epoch,
+                at.num + 1,
+                at.step + 1,
+                self._begun,
+                pulled,
+                self._seed,
+                readers,
+                turn,
+                self._is_kept,
+            )
         )
         data = transport.unpack(answer.stream, worker.buffers(answer))
         if isinstance(data, ExceptionWrapper):

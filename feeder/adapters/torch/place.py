@@ -29,6 +29,9 @@ class Mark(NamedTuple):
     readers: tuple[Reader, ...] | None = None
     """Of an iterable, for each worker. The next batch is that of worker `turn`."""
     turn: int = 0
+    is_kept: bool = False
+    """Whether the loop's workers are those of a loop before, which persist: then PyTorch draws no
+    seed for them."""
 
 
 def write(mark: Mark) -> dict[str, Any]:
@@ -51,6 +54,7 @@ def write(mark: Mark) -> dict[str, Any]:
             for num, state, is_done in readers
         ],
         "turn": mark.turn,
+        "is_kept": mark.is_kept,
     }  # fmt: skip
 
 
@@ -76,6 +80,7 @@ def read(state: dict[str, Any]) -> Mark:
             for num, at, is_done in readers
         ),
         turn=int(state["turn"]),
+        is_kept=bool(state["is_kept"]),
     )  # fmt: skip
 
 
