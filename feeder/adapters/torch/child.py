@@ -151,7 +151,7 @@ class _Worker:
         self._loop = self._seed = self._epoch = -1
         self._broken: ExceptionWrapper | None = None
         self._iterator: Iterator[Any] = iter(())
-        self._state = DatasetState(self._dataset, job.states)
+        self._state = DatasetState(self._dataset, job.states, is_iterable=job.is_iterable)
         self._is_done = False
 
     def run(self) -> None:

@@ -103,7 +103,11 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         # Loaded, and not yet gone on from.
         self._resumed: Mark | None = None
         # Of a data set that is read here, and not by workers.
-        self._dataset_state = DatasetState(self.dataset, STATES)
+        self._dataset_state = self._make_dataset_state()
+
+    def _make_dataset_state(self) -> DatasetState:
+        is_iterable = self._dataset_kind == theirs._DatasetKind.Iterable
+        return DatasetState(self.dataset, STATES, is_iterable=is_iterable)
 
     # ---- loops
 
@@ -141,6 +145,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 begun=Begun(tuple(map(generator_state, own_generators(self)))),
                 pulled=START._replace(state=None if stateful is None else stateful.state_dict()),
             )
+            if not self.num_workers and self._dataset_kind == theirs._DatasetKind.Map:
+                # It goes on from loop to loop; that of an iterable is over with its loop.
+                said = self._dataset_state.read()
+                mark = mark._replace(readers=None if said is None else ((0, said, False),))
         elif mark.readers is not None and self._resumed is None and not self.num_workers:
             # Nothing is read ahead: what it says now is what it said after that batch.
             ((num, _, is_done),) = mark.readers
@@ -194,6 +202,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         stateful = stateful_sampler(self)
         if stateful is not None and mark.pulled.state is not None:
             stateful.load_state_dict(mark.pulled.state)
+        if mark.readers is not None:
+            self._dataset_state.load(mark.readers[0][1])
         return Mark(mark.epoch, 0, mark.step, seed=mark.seed, is_kept=mark.is_kept)
 
     # ---- copies
@@ -201,7 +211,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def __getstate__(self) -> dict[str, Any]:
         # A copy stands where this one does, and has no loop.
         return {**self.__dict__, "_iterator": None, "_newest": None,
-                "_dataset_state": DatasetState(self.dataset, STATES)}  # fmt: skip
+                "_dataset_state": self._make_dataset_state()}  # fmt: skip
 
 
 def _is_feeders(dataset: Any) -> bool:

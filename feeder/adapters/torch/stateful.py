@@ -6,6 +6,7 @@ its own iterator is one: its `__iter__` may make what the state is about.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from feeder.adapters.torch.order import is_stateful
@@ -15,9 +16,9 @@ from feeder.errors import ResumeError
 class DatasetState:
     """That of one data set, in one process. Owned by the thread that iterates."""
 
-    def __init__(self, dataset: Any, states: Any) -> None:
+    def __init__(self, dataset: Any, states: Any, *, is_iterable: bool) -> None:
         """`states` makes bytes of a state, and the reverse."""
-        self._dataset, self._states = dataset, states
+        self._dataset, self._states, self._is_iterable = dataset, states, is_iterable
         self._owner: Any = None
         self._is_iterators = False
         self._loaded: Any = None
@@ -41,10 +42,10 @@ class DatasetState:
         is_iterators, state = self._loaded
         if is_iterators:
             return
-        try:
-            self._fresh = [self._dataset.state_dict()]
-        except Exception:
-            self._fresh = None  # Before it was iterated over it may have none.
+        if self._is_iterable:
+            # Before it was iterated over it may have none.
+            with contextlib.suppress(Exception):
+                self._fresh = [self._dataset.state_dict()]
         self._dataset.load_state_dict(state)
 
     def begin(self, iterator: Any) -> None:
