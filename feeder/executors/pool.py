@@ -144,7 +144,7 @@ class Zygote:
         assert isinstance(reaped, Reaped)
         code = os.waitstatus_to_exitcode(reaped.status)
         peak = f"; it had {reaped.peak_kb // 1024} MiB of memory at most" if code < 0 else ""
-        return Ended(pid, _how(code) + peak)
+        return Ended(pid, how_it_ended(code) + peak)
 
     def look(self, pid: int) -> str:
         """The Python stacks of a process; empty where there are none to be had."""
@@ -168,15 +168,15 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        return _how(code)
+        return how_it_ended(code)
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int) -> str:
     """How a process ended, by its exit code."""
     if code >= 0:
         return f"exited with status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    hint = ", as the kernel does where memory is short" if code == -signal.SIGKILL else ""
+    hint = ", as the kernel does if memory is short" if code == -signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
 
 

@@ -10,7 +10,7 @@ from feeder import Processes
 from feeder.workers.fetch import seeding
 from feeds import drain
 from needs import needs_framework
-from remote import drawing, drawing_late
+from remote import drawing_late
 
 needs_framework("torch")
 
@@ -76,18 +76,6 @@ def test_a_device_has_the_newest_seed_from_its_first_use_on(
     assert [g.initial_seed() for g in xpu.default_generators] == [5, 5]
     assert len(cuda.waiting) == len(xpu.waiting) == 1
     torch.set_rng_state(before)
-
-
-def test_the_number_of_processes_does_not_matter() -> None:
-    runs = [
-        drain(
-            drawing, input_blob_names=["x"], batch_size=3, epochs=3, num_worker_threads=3,
-            executor=Processes(num, preload=["torch"]),
-        )
-        for num in (1, 2, 3)
-    ]  # fmt: skip
-    assert runs[0] == runs[1] == runs[2]
-    assert runs[0][0][4][0][1] == (3, 3)
 
 
 def test_draws_of_a_call_that_imports_torch_are_its_own() -> None:

@@ -99,13 +99,6 @@ def test_and_so_it_goes_on_in_an_epoch(kind: Any, at: int) -> None:
     assert resumed == whole
 
 
-def test_after_a_break_it_is_told_the_next_epoch() -> None:
-    ours = FeedLoader(Told(), SIZE, epochs=3)
-    assert [next(iter(ours)).tolist()[0] for _ in range(3)] == [0, 100, 200]
-    with pytest.raises(feeder.ConfigError, match="3 epochs"):
-        next(iter(ours))
-
-
 @pytest.mark.timeout(120)
 @READ_AGAIN
 def test_in_processes_it_is_told_too() -> None:
@@ -344,10 +337,3 @@ def test_a_state_that_no_position_can_hold_is_named() -> None:
 def test_numbers_are_whole(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(feeder.ConfigError, match=re.escape(said)):
         FeedLoader(range(NUM), **{"batch_size": SIZE, **settings})
-
-
-def test_numbers_may_be_numpys() -> None:
-    one, two, four = np.int64(1), np.int32(2), np.int64(SIZE)
-    ours = FeedLoader(range(NUM), four, rank=one, world_size=two)
-    ours.load_state_dict(FeedLoader(range(NUM), SIZE, rank=0, world_size=1).state_dict())
-    assert len(ours) == 3

@@ -74,6 +74,14 @@ class Hangs(Noisy):
         return i
 
 
+class Sharded(tud.IterableDataset):
+    """Is shared by its workers."""
+
+    def __iter__(self) -> Any:
+        info = tud.get_worker_info()
+        return iter(ROWS if info is None else ROWS[info.id :: info.num_workers])
+
+
 class Holds(tud.Dataset):
     """Has what cannot be pickled, and knows its worker."""
 
@@ -290,6 +298,16 @@ def test_draws_are_resumed_with_other_workers() -> None:
     assert batches(again) == rest
 
 
+def test_an_iterable_goes_on_with_as_many_readers_as_it_had() -> None:
+    iterator = iter(loader := DataLoader(Sharded(), 4, num_workers=2))
+    next(iterator)
+    again = DataLoader(Sharded(), 4, num_workers=1)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert rows(again) == rows(iterator)
+    # The next loop has its own number.
+    assert rows(again) == ROWS
+
+
 # ---- ranks
 
 
@@ -364,6 +382,11 @@ def test_states_that_do_not_fit_are_refused_by_name() -> None:
         loader = DataLoader(**({"dataset": ROWS, "batch_size": 4} | named))
         with pytest.raises(feeder.ResumeError, match=what):
             loader.load_state_dict(state)
+    stream = (Sharded(), 4)
+    for then, now in ((0, 2), (2, 0)):
+        loader = DataLoader(*stream, num_workers=now)
+        with pytest.raises(feeder.ResumeError, match="is_read_by_workers"):
+            loader.load_state_dict(DataLoader(*stream, num_workers=then).state_dict())
     with pytest.raises(feeder.ResumeError, match="FeedLoader"):
         DataLoader(ROWS, 4).load_state_dict(FeedLoader(ROWS, 4).state_dict())
     with pytest.raises(feeder.ResumeError, match="damaged"):

@@ -89,14 +89,3 @@ def test_what_needs_a_gpu_or_a_framework_is_counted_apart(run: Run) -> None:
     result = run(ADAPTER, "--max-skips=0", folder="tests/adapters")
     result.stdout.fnmatch_lines(["files not run, *: 1 (no framework: no_such_framework)"])
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-
-
-def test_a_gpu_and_frameworks_may_be_required(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEEDER_GPU", "required")
-    result = run(GPUS, folder="tests/gpu")
-    result.assert_outcomes(passed=1, failed=1, skipped=1)
-    result.stdout.fnmatch_lines(["*FEEDER_GPU is 'required', but the driver is missing*"])
-    monkeypatch.setenv("FEEDER_ADAPTERS", "required")
-    result = run(ADAPTER, folder="tests/adapters")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*No module named 'no_such_framework'*"])

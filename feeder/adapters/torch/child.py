@@ -78,7 +78,6 @@ class Gave(msgspec.Struct, array_like=True, tag=3):
     """A batch; or that the iterable has ended; or the pickled exception."""
 
     loop: int
-    number: int
     kind: int
     stream: bytes
     places: list[Place]
@@ -116,15 +115,15 @@ class Line(Wire):
     decode = staticmethod(msgspec.msgpack.Decoder(Message).decode)
 
 
-def main(descriptor: int, worker_id: int, job: Job, before: Callable[[], None] | None) -> None:
-    """The body of a worker. `before` undoes what it has from its parent."""
+def main(descriptor: int, worker_id: int, job: Job) -> None:
+    """The body of a worker."""
     code = 1
     try:
         # What a fork has from its parent is nobody's garbage: to look through it would copy it, and
         # end what is the parent's.
         gc.freeze()
-        if before is not None:
-            before()
+        # A signal to the terminal's processes is the trainer's to answer.
+        os.setsid()
         with socket.socket(fileno=descriptor) as sock:
             _Worker(Line(sock), worker_id, job).run()
     except HungUp:
@@ -149,6 +148,8 @@ class _Worker:
         self._blocks = Writer()
         self._dataset = job.dataset
         self._loop = self._seed = self._epoch = -1
+        self._is_ready = False
+        # What the begin of the loop raised: it is told at each batch.
         self._broken: ExceptionWrapper | None = None
         self._iterator: Iterator[Any] = iter(())
         self._state = DatasetState(self._dataset, job.states, is_iterable=job.is_iterable)
@@ -170,10 +171,10 @@ class _Worker:
     # ---- a loop
 
     def _begin(self, told: Begin) -> None:
-        is_first = self._loop < 0
         self._loop, self._seed, self._epoch = told.loop, told.seed, told.epoch
+        self._broken = None
         try:
-            if is_first:
+            if not self._is_ready:
                 self._get_ready()
             if self._job.is_iterable:
                 self._open(told.reader or (0, None, False))
@@ -191,6 +192,7 @@ class _Worker:
         )
         if job.worker_init_fn is not None:
             job.worker_init_fn(self._id)
+        self._is_ready = True
 
     def _open(self, reader: tuple[int, bytes | None, bool]) -> None:
         num, packed, self._is_done = reader
@@ -223,11 +225,11 @@ class _Worker:
         state = None
         if self._state.is_kept and kind != END:
             try:
-                state = self._state.read()
+                state = self._state.read(told.number + 1)
             except Exception:
                 self._reading = " while asking the data set for its state"
                 kind, made = ERROR, self._wrapped()
-        self._answer(told.number, kind, made, state)
+        self._answer(kind, made, state)
 
     def _make(self, told: Read) -> Any:
         if self._job.is_iterable:
@@ -286,14 +288,14 @@ class _Worker:
     def _wrapped(self) -> ExceptionWrapper:
         return ExceptionWrapper(where=self._where())
 
-    def _answer(self, number: int, kind: int, made: Any, state: bytes | None) -> None:
+    def _answer(self, kind: int, made: Any, state: bytes | None) -> None:
         try:
             stream, places = transport.pack(made, self._blocks)
         except Exception as error:
             stream, places = self._unsent(made, kind, error)
             kind = ERROR
         blocks, fresh, descriptors, dropped = self._blocks.lend()
-        answer = Gave(self._loop, number, kind, stream, places, blocks, fresh, dropped, state)
+        answer = Gave(self._loop, kind, stream, places, blocks, fresh, dropped, state)
         self._line.send(answer, descriptors)
         self._blocks.sent()
 

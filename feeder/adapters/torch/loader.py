@@ -23,6 +23,7 @@ from feeder.adapters.torch.order import (
     Begun,
     dealt_sampler,
     generator_state,
+    is_stateful,
     own_generators,
     set_states,
     stateful_sampler,
@@ -147,12 +148,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             )
             if not self.num_workers and self._dataset_kind == theirs._DatasetKind.Map:
                 # It goes on from loop to loop; that of an iterable is over with its loop.
-                said = self._dataset_state.read()
+                said = self._dataset_state.read(0)
                 mark = mark._replace(readers=None if said is None else ((0, said, False),))
         elif mark.readers is not None and self._resumed is None and not self.num_workers:
             # Nothing is read ahead: what it says now is what it said after that batch.
             ((num, _, is_done),) = mark.readers
-            mark = mark._replace(readers=((num, self._dataset_state.read(), is_done),))
+            mark = mark._replace(readers=((num, self._dataset_state.read(num), is_done),))
         return {"format": _FORMAT, "fits": self._fits(), "is_begun": is_begun, **place.write(mark)}
 
     def _fits(self) -> dict[str, Any]:
@@ -167,8 +168,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             "drop_last": self.drop_last,
             "sampler": type(sampler).__name__,
         }
-        if not is_iterable:
+        if is_iterable:
+            # The trainer is no worker: it reads all of what n workers would share.
+            found["is_read_by_workers"] = self.num_workers > 0
+        else:
             found["samples"] = _length(self.dataset)
+            # Each worker has a data set of its own.
+            found["has_state"] = is_stateful(self.dataset) and not self.num_workers
         if (dealt := dealt_sampler(self)) is not None:
             found["sampler_seed"], found["sampler_shuffle"] = dealt.seed, dealt.shuffle
         return found

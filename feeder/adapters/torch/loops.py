@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 import torch.multiprocessing
 from torch._utils import ExceptionWrapper
 from torch.utils.data import dataloader as theirs
@@ -69,7 +70,7 @@ class _Loop(theirs._BaseDataLoaderIter):
         if loader._epochs is not None and at.epoch >= loader._epochs:
             raise read_again("the loader", loader._epochs)
         self._is_iterable = loader._dataset_kind == theirs._DatasetKind.Iterable
-        self._order = None
+        self._order, self._pulled_first = None, START
         if self._is_iterable:
             if at.begun is not None:
                 set_states(own_generators(loader), at.begun.own)
@@ -85,7 +86,7 @@ class _Loop(theirs._BaseDataLoaderIter):
         self._settle(loader, at)
         # Not before: what has failed has not begun.
         loader._resumed, loader._newest = None, self._token
-        self._note(self._first(at)._replace(begun=self._begun))
+        self._note(self._first(at)._replace(begun=self._begun, pulled=self._pulled_first))
 
     def _prepare(self, loader: Any, at: Mark) -> None:
         """Load what is to be loaded before the loop begins."""
@@ -106,11 +107,12 @@ class _Loop(theirs._BaseDataLoaderIter):
         """What the loop began with."""
         return self._begun_with if self._order is None else self._order.begun
 
-    def _pull_from(self) -> None:
+    def _pull_from(self, at: Mark) -> None:
         """Pull indices through the order."""
         if self._order is not None:
-            self._order.begin(self._sampler_iter)
+            self._order.begin(self._sampler_iter, was_pulled=at.seed is not None)
             self._sampler_iter: Any = self._order
+            self._pulled_first = self._order.pulled
 
     def _note(self, mark: Mark) -> None:
         """This loop stands there, and with it the loader, if no other loop was begun since."""
@@ -144,7 +146,7 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
     def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
         if not self._is_iterable:
             make(loader)
-            self._pull_from()
+            self._pull_from(at)
             self._dataset_fetcher = _Samples(
                 self._dataset, self._auto_collation, self._collate_fn, self._drop_last
             )
@@ -214,12 +216,12 @@ class _Samples(_MapDatasetFetcher):
         if not self.auto_collation or getattr(dataset, "__getitems__", None):
             return super().fetch(indices)
         samples = []
-        try:
-            for index in indices:
+        for index in indices:
+            try:
                 samples.append(dataset[index])
-        except Exception as error:
-            error.add_note(f"while reading sample {index!r}")
-            raise
+            except Exception as error:
+                error.add_note(f"while reading sample {index!r}")
+                raise
         return self.collate_fn(samples)
 
 
@@ -260,19 +262,23 @@ class WorkerLoop(_Loop):
 
     def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
         is_new = self._team is None or self._team.is_closed
-        self._is_kept = self._persistent and (at.is_kept or not is_new)
+        self._is_kept = self._persistent and at.is_kept
+        # PyTorch iterates over the sampler when a loop begins. To begin workers, it does so twice
+        # and draws their seed in between. A resumed loop draws what it drew when it began first.
         if is_new and self._is_kept:
-            # A process before this one has drawn their seed.
             own = own_generators(loader)
             before = tuple(map(generator_state, own))
             with as_it_was(()):
                 make(loader)
             set_states(own, before)
         else:
+            if not is_new and not self._is_kept:
+                iter(self._index_sampler)
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
             make(loader)
         if is_new:
             self._hire(loader, at)
-        self._pull_from()
+        self._pull_from(at)
         self._asked: deque[_Asked] = deque()
         self._timeout_s, self._in_order = loader.timeout, loader.in_order
         self._prefetch = loader.prefetch_factor

@@ -15,6 +15,7 @@ from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -224,8 +225,11 @@ class Order:
         self._digest = xxhash.xxh3_64()
         self._num = 0
         self._is_last = False
+        # Whether it is known what the first batch is drawn from.
+        self._is_noted = not self._is_lazy
         if resumed is not None:
             self.begun = resumed[0]
+            self._is_noted |= self.begun.seed is not None or bool(self.begun.process)
         else:
             own = tuple(map(generator_state, self._own))
             dealt = self._dealt and (self._dealt.epoch, self._dealt.num_replicas, 0)
@@ -258,8 +262,10 @@ class Order:
         with as_it_was(begun.process):
             yield
 
-    def begin(self, iterator: Iterator[Any]) -> None:
-        """The iterator over the sampler; inside `beginning`. Raises `ResumeError`."""
+    def begin(self, iterator: Iterator[Any], *, was_pulled: bool) -> None:
+        """The iterator over the sampler; inside `beginning`. Raises `ResumeError`.
+
+        `was_pulled`: whether batches were pulled before the first one was given, as for workers."""
         self._iterator = iterator
         if self._resumed is None:
             return
@@ -278,6 +284,9 @@ class Order:
             set_generator_state(_PROCESS[name], state)
         for _ in range(pulled.num):
             self._pull()
+        if was_pulled and not pulled.num:
+            # Drawn with the generators as they were, and not as they are when it is given.
+            self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
         if self._digest.intdigest() != pulled.digest:
             raise ResumeError(
                 "the sampler gives other samples than before the state was taken: give it a "
@@ -325,12 +334,13 @@ class Order:
         return self
 
     def __next__(self) -> Any:
-        if not self._num and self._is_lazy:
+        if not self._is_noted:
             self._note_first()
         return self._pull()
 
     def _note_first(self) -> None:
         """What the first batch is drawn from."""
+        self._is_noted = True
         if self._random is None:
             self.begun = self.begun._replace(process=self._note(lazily=True))
             return

@@ -22,8 +22,10 @@ class DatasetState:
         self._owner: Any = None
         self._is_iterators = False
         self._loaded: Any = None
-        # What the data set said before a state was loaded into it.
-        self._fresh: Any = None
+        # What an iterable said before it was first read, if it said something; and whether another
+        # state was loaded into it since.
+        self._initial: list[Any] | None = None
+        self._is_changed = False
 
     @property
     def is_kept(self) -> bool:
@@ -32,41 +34,41 @@ class DatasetState:
 
     def load(self, packed: bytes | None) -> None:
         """Load what is the data set's own; None for a loop that begins anew."""
+        if self._is_iterable and self._initial is None:
+            self._initial = self._ask()
         self._loaded = None if packed is None else self._states.unpack(packed)
         if self._loaded is None:
-            if self._fresh is not None:
+            if self._is_changed and self._initial:
                 # What was loaded would stay: each epoch would be the rest of one.
-                self._dataset.load_state_dict(self._fresh[0])
-                self._fresh = None
-            return
-        is_iterators, state = self._loaded
-        if is_iterators:
-            return
-        if self._is_iterable:
-            # Before it was iterated over it may have none.
-            with contextlib.suppress(Exception):
-                self._fresh = [self._dataset.state_dict()]
-        self._dataset.load_state_dict(state)
+                self._dataset.load_state_dict(self._initial[0])
+            self._is_changed = False
+        elif not self._loaded[0]:
+            self._dataset.load_state_dict(self._loaded[1])
+            self._is_changed = True
+
+    def _ask(self) -> list[Any]:
+        """What the data set says; nothing if it has a state only once it is iterated over."""
+        with contextlib.suppress(Exception):
+            if is_stateful(self._dataset):
+                return [self._dataset.state_dict()]
+        return []
 
     def begin(self, iterator: Any) -> None:
         """The data set is iterated over by it; None if it is read by index."""
         self._is_iterators = is_stateful(iterator)
-        self._owner = (
-            iterator
-            if self._is_iterators
-            else self._dataset
-            if is_stateful(self._dataset)
-            else None
-        )
+        owner = iterator if self._is_iterators else self._dataset
+        self._owner = owner if is_stateful(owner) else None
         if self._loaded is None or not self._loaded[0]:
             return
         if not self._is_iterators:
             raise ResumeError("the state has one of the data set's iterator, which takes none now")
         iterator.load_state_dict(self._loaded[1])
 
-    def read(self) -> bytes | None:
-        """What it says now; None if nobody has a state."""
-        if self._owner is None:
+    def read(self, num: int) -> bytes | None:
+        """What it says after so many batches of the loop; None if nobody has a state."""
+        is_of_dataset = not self._is_iterators
+        if self._owner is None or (self._is_iterable and is_of_dataset and not num):
+            # An iterable that has given nothing may say where the loop before ended.
             return None
         packed: bytes = self._states.pack([self._is_iterators, self._owner.state_dict()])
         return packed

@@ -12,6 +12,7 @@ import io
 import pickle  # noqa: TID251  # between a trainer and the workers that it has started
 from collections.abc import Sequence
 from itertools import islice
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def _tensor(
     requires_grad: bool,
 ) -> torch.Tensor:  # fmt: skip
     of = getattr(torch, dtype)
-    if not buffer.nbytes if isinstance(buffer, memoryview) else not len(memoryview(buffer)):
+    if not prod(shape):
         made = torch.empty(shape, dtype=of)
     else:
         flat = torch.frombuffer(buffer, dtype=torch.uint8).view(of)
@@ -109,7 +110,7 @@ def collate_into(blocks: Writer) -> None:
             return collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
         if type(first) is not torch.Tensor or any(tensor.requires_grad for tensor in batch):
             return torch.stack(batch, 0)
-        num_bytes = sum(tensor.numel() for tensor in batch) * first.element_size()
+        num_bytes = len(batch) * first.numel() * first.element_size()
         memory = torch.from_numpy(blocks.empty((num_bytes,), np.uint8)).view(first.dtype)
         return torch.stack(batch, 0, out=memory.view(len(batch), *first.shape))
 

@@ -1,9 +1,9 @@
 """The workers of a loader, as the trainer sees them: begun at once, asked in turn, replaced.
 
 With the start method `fork` they are forked from the trainer as it is at that moment: nothing is
-imported or pickled. The trainer has no thread for them. Whoever iterates writes to their sockets
-and reads from them, so no fork finds a lock of feeder's held. One more fork, the zygote, waits to
-fork the successor of a worker that ended: by then the trainer may have threads. It also ends the
+imported or pickled. The trainer has no thread for them: whoever iterates writes to their sockets
+and reads from them, so no fork finds a lock of the loader's held. One more fork, the zygote, waits
+to fork the successor of a worker that ended: by then the trainer may have threads. It also ends the
 workers if the trainer is killed. With `spawn` and `forkserver` multiprocessing starts processes.
 """
 
@@ -20,12 +20,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from feeder.adapters.torch import child, transport
 from feeder.adapters.torch.child import Begin, Fork, Forked, Gave, Job, Line, Read
 from feeder.errors import ForkedError
 from feeder.executors.blocks import Reader
+from feeder.executors.pool import how_it_ended
 from feeder.executors.wire import HungUp
 
 _logger = logging.getLogger("feeder")
@@ -147,7 +148,7 @@ class Team:
             if self._method == "fork":
                 worker.pid = _fork(there, worker.id, self._job)
                 return
-            arguments = (_Passed(there), worker.id, self._job)
+            arguments = (there, worker.id, self._job)
             worker.process = self._context.Process(target=_spawned, args=arguments, daemon=True)
             worker.process.start()
             worker.pid = worker.process.pid
@@ -178,7 +179,7 @@ class Team:
         if forked.error:
             raise RuntimeError(f"DataLoader worker {worker.id}: {forked.error}")
         if worker.is_of_zygote:
-            how = _how(os.waitstatus_to_exitcode(forked.status))
+            how = how_it_ended(os.waitstatus_to_exitcode(forked.status))
         worker.pid, worker.is_of_zygote = forked.pid, True
         worker.connect(socket.socket(fileno=descriptors[0]))
         return how
@@ -190,11 +191,11 @@ class Team:
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
-            return _how(worker.process.exitcode)
+            return how_it_ended(worker.process.exitcode)
         if worker.is_of_zygote:
             return "ended"  # The zygote knows how.
         status = _wait(worker.pid, _END_S)
-        return "ended" if status is None else _how(os.waitstatus_to_exitcode(status))
+        return "ended" if status is None else how_it_ended(os.waitstatus_to_exitcode(status))
 
     # ---- loops
 
@@ -342,7 +343,7 @@ def _fork(there: socket.socket, worker_id: int, job: Job) -> int:
     _flush()
     pid = os.fork()
     if not pid:
-        child.main(there.detach(), worker_id, job, _leave_session)
+        child.main(there.detach(), worker_id, job)
     return pid
 
 
@@ -353,26 +354,15 @@ def _flush() -> None:
             stream.flush()
 
 
-def _leave_session() -> None:
-    # A signal to the terminal's processes is the trainer's to answer.
-    os.setsid()
-
-
-class _Passed(NamedTuple):
-    """A socket on its way to a process that multiprocessing starts."""
-
-    sock: socket.socket
-
-
-def _spawned(passed: _Passed, worker_id: int, job: Job) -> None:
-    child.main(passed.sock.detach(), worker_id, job, None)
+def _spawned(sock: socket.socket, worker_id: int, job: Job) -> None:
+    child.main(sock.detach(), worker_id, job)
 
 
 def _be_zygote(descriptor: int, trainer: int, workers: list[int], job: Job) -> None:
     """The body of the zygote: it has one thread, and nothing to do until a worker ends."""
     successors: set[int] = set()
     try:
-        _leave_session()
+        os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         line = Line(socket.socket(fileno=descriptor))
@@ -418,7 +408,7 @@ def _fork_successor(line: Line, told: Fork, job: Job, successors: set[int]) -> N
         if not pid:
             here.close()
             line.sock.close()
-            child.main(there.detach(), told.worker_id, job, None)
+            child.main(there.detach(), told.worker_id, job)
         successors.add(pid)
         line.send(Forked(pid, "", status), [here.fileno()])
 
@@ -441,14 +431,6 @@ def _wait(pid: int, seconds: float) -> int | None:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-
-
-def _how(code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"exited with status {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    hint = ", as the kernel does if memory is short" if code == -signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
 
 
 def _what(reading: Read, job: Job) -> str:
