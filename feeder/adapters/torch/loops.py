@@ -427,7 +427,11 @@ class WorkerLoop(_Loop):
         )
         data = transport.unpack(answer.stream, worker.buffers(answer))
         if isinstance(data, ExceptionWrapper):
-            data.reraise()
+            try:
+                data.reraise()
+            except StopIteration:
+                self._end()  # For the user's loop it is its end, as in PyTorch.
+                raise
         if answer.kind == child.ERROR:
             raise data
         return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
