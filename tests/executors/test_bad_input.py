@@ -220,7 +220,7 @@ def test_a_call_that_ends_each_process_is_told(number: int, num: int) -> None:
         with pytest.raises(FetchError, match=told) as caught:
             next(feed)
     assert (caught.value.worker_id, caught.value.call) == (0, 3)
-    hint = ", as the kernel does where memory is short"
+    hint = ", as the kernel does if memory is short"
     assert (hint in str(caught.value)) == (number == signal.SIGKILL)
 
 
