@@ -16,6 +16,7 @@ from torch.utils.data import dataloader as theirs
 
 from feeder.adapters.streams import FEEDS, Connection
 from feeder.adapters.torch import place
+from feeder.adapters.torch.callers import tell_saver
 from feeder.adapters.torch.feed_loader import STATES, FeedLoader
 from feeder.adapters.torch.loops import LocalLoop, WorkerLoop
 from feeder.adapters.torch.order import (
@@ -110,6 +111,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         is_iterable = self._dataset_kind == theirs._DatasetKind.Iterable
         return DatasetState(self.dataset, STATES, is_iterable=is_iterable)
 
+    _is_kept = False
+    """Whether a framework's callback keeps the states."""
+
     # ---- loops
 
     def _get_iterator(self) -> Any:
@@ -126,6 +130,17 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """The batches that all loops have given since the start, before a resume too."""
         return (self._resumed or self._mark).step
 
+    def leave(self) -> None:
+        """The loop that was begun last has been left: from now on a state is one of the next loop.
+        For trainers that count batches, and so never ask for the end of a loop."""
+        last, iterator = self._resumed or self._mark, self.__dict__.get("_iterator")
+        if last.begun is not None:
+            after = Mark if iterator is None else iterator.next_mark
+            self._mark = after(last.epoch + 1, 0, last.step)
+            if isinstance(self.sampler, SeededSampler):
+                self.sampler.leave()
+        self._newest, self._resumed = None, None
+
     def close(self) -> None:
         """End the workers, if some persist; the next loop starts others."""
         iterator = self.__dict__.get("_iterator")
@@ -138,6 +153,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch that was given last, of numbers and texts, for a trainer's
         checkpoint. In a loop it is one in this epoch, after the loop one of the next epoch."""
+        tell_saver(self)
         mark = self._resumed or self._mark
         is_begun = mark.begun is not None
         if not is_begun:
