@@ -20,16 +20,20 @@ with warnings.catch_warnings():
     # What the libraries' own imports say is not ours.
     warnings.simplefilter("ignore")
     import torch
-    from accelerate import Accelerator
-    from accelerate.utils import send_to_device
+    from accelerate import Accelerator, skip_first_batches
+    from accelerate.data_loader import prepare_data_loader
+    from accelerate.utils import DataLoaderConfiguration, send_to_device
     from transformers import Trainer, TrainingArguments
 
     from adapters.hf_programs import differences, draw_training
 
 import feeder
+from adapters.accelerate_programs import differences as loop_differences
+from adapters.accelerate_programs import draw_loop
 from adapters.examples import said
 from adapters.loaders import count
 from feeder.adapters.hf import FeedCallback, FeedTrainer
+from feeder.adapters.torch import DataLoader
 from feeder.adapters.torch import FeedLoader as PlainLoader
 from small import Pure, make
 
@@ -37,7 +41,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parents[2]
 SAMPLES, SIZE = 22, 4
-STEPS = -(-SAMPLES // SIZE)
 
 
 class Points(torch.utils.data.Dataset):
@@ -96,39 +99,40 @@ def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
 # ---- Accelerate
 
 
-@pytest.mark.parametrize("at", [0, 2, STEPS])
-def test_accelerate_saves_and_loads_a_loader(tmp_path: Path, at: int) -> None:
-    def run(steps: int | None, resume: bool = False) -> list[list[float]]:
-        accelerator = Accelerator(cpu=True)
-        loader = accelerator.prepare(PlainLoader(Points(), SIZE, shuffle=True))
-        accelerator.register_for_checkpointing(loader)
-        if resume:
-            accelerator.load_state(str(tmp_path / "state"))
-        seen: list[list[float]] = []
-        while loader.epoch < 2:
-            for batch in loader:
-                seen.append(batch["labels"][:, 0].tolist())
-                if len(seen) == steps:
-                    break
-            if len(seen) == steps:
-                break
-        if not resume and steps is not None:
-            accelerator.save_state(str(tmp_path / "state"))
-        loader.close()
-        return seen
-
-    whole = run(None)
-    if at:
-        run(at)
-        assert run(None, resume=True) == whole[at:]
-    assert len(whole) == 2 * STEPS
+@pytest.mark.timeout(120)
+def test_random_loops_with_accelerate_go_on_from_every_step() -> None:
+    kills, wrong = count(draw_loop, loop_differences, seed=1, num=12)
+    assert kills > 30
+    assert not wrong
 
 
-def accelerate(folder: Path, save_at: int) -> Any:
+def test_what_accelerate_would_lose_is_told(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = DataLoader(list(range(20)), 4, shuffle=True)
+    prepared = accelerator.prepare(loader)
+    accelerator.register_for_checkpointing(loader)
+    assert len(list(skip_first_batches(prepared, 2))) == 3
+    for _, _ in zip(range(2), prepared, strict=False):
+        with pytest.warns(UserWarning, match="what came back is read in its place"):
+            accelerator.save_state(str(tmp_path))
+    accelerator.load_state(str(tmp_path))
+    with pytest.raises(
+        feeder.ConfigError, match=r"behind the 2 batches .* leave skip_first_batches"
+    ):
+        skip_first_batches(prepared, 2)
+    assert len(list(prepared)) == 3
+    with pytest.warns(UserWarning, match="makes a loader without a state"):
+        prepare_data_loader(DataLoader([1, 2]))
+    stateful = DataLoaderConfiguration(use_stateful_dataloader=True)
+    with pytest.raises(feeder.ConfigError, match="use_stateful_dataloader is True"):
+        Accelerator(cpu=True, dataloader_config=stateful).prepare(DataLoader([1, 2]))
+
+
+def accelerate(kind: str, folder: Path, save_at: int) -> Any:
     """What each of two ranks prints."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-               "2", "-m", "adapters.accelerate_child", str(folder), str(save_at)]  # fmt: skip
+               "2", "-m", "adapters.accelerate_child", kind, str(folder), str(save_at)]  # fmt: skip
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
         timeout=110,
@@ -138,14 +142,16 @@ def accelerate(folder: Path, save_at: int) -> Any:
 
 
 @pytest.mark.timeout(240)
-def test_accelerate_goes_on_with_ddp(tmp_path: Path) -> None:
-    at = STEPS + 1
-    undisturbed = accelerate(tmp_path / "state", at)
-    resumed = accelerate(tmp_path / "state", 0)
+@pytest.mark.parametrize("kind", ["feed", "feeder"])
+def test_accelerate_goes_on_with_ddp(tmp_path: Path, kind: str) -> None:
+    # Eleven batches of two: six rounds.
+    at = 7
+    undisturbed = accelerate(kind, tmp_path / "state", at)
+    resumed = accelerate(kind, tmp_path / "state", 0)
     for (_, batches, weights), (_, rest, again) in zip(undisturbed, resumed, strict=True):
         assert rest == batches[at:]
         assert again == weights
-    both = {i for _, batches, _ in undisturbed for batch in batches[:STEPS] for i in batch}
+    both = {i for _, batches, _ in undisturbed for batch in batches[:6] for i in batch}
     assert both == set(range(SAMPLES))
 
 

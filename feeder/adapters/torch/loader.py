@@ -16,7 +16,7 @@ from torch.utils.data import dataloader as theirs
 
 from feeder.adapters.streams import FEEDS, Connection
 from feeder.adapters.torch import place
-from feeder.adapters.torch.callers import tell_saver
+from feeder.adapters.torch.callers import tell_copier, tell_saver
 from feeder.adapters.torch.feed_loader import STATES, FeedLoader
 from feeder.adapters.torch.loops import LocalLoop, WorkerLoop
 from feeder.adapters.torch.order import (
@@ -37,6 +37,8 @@ from feeder.sources import Source
 from feeder.state.state_dict import STATE_KEY
 
 _T = TypeVar("_T")
+
+_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 
 _FORMAT = "feeder DataLoader 1"
 _OF_FEED_LOADER = ("rank", "world_size", "executor", "device")
@@ -99,6 +101,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             **named,
         )  # fmt: skip
         self._epochs = epochs
+        self.begin_states()
+
+    def begin_states(self) -> None:
+        """Stand before the first loop."""
         self._mark = Mark()
         # The loop whose place a state is: the one that was begun last.
         self._newest: object = None
@@ -111,8 +117,31 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         is_iterable = self._dataset_kind == theirs._DatasetKind.Iterable
         return DatasetState(self.dataset, STATES, is_iterable=is_iterable)
 
+    # ---- what frameworks do with it
+
+    _epochs: int | None = None
     _is_kept = False
     """Whether a framework's callback keeps the states."""
+    _is_copied = False
+    """Whether a framework has made another loader of it."""
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        # Accelerate's question, before it makes a loader of its own.
+        from feeder.adapters import accelerate
+
+        accelerate.install()
+        return False
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """As PyTorch's."""
+        tell_copier(self)
+        return _CONTEXT.fget(self)
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, context: Any) -> None:
+        _CONTEXT.fset(self, context)
 
     # ---- loops
 
