@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data import dataloader as theirs
+from torch.utils.data.distributed import DistributedSampler
 
 from feeder.adapters.streams import FEEDS, Connection
 from feeder.adapters.torch import place
@@ -52,7 +53,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     Args:
         seed: With `shuffle=True`: epochs are shuffled by this seed, alike in each run, in constant
-            memory. By default the order is PyTorch's, drawn from its generators.
+            memory; of a `DistributedSampler` its seed. By default the order is PyTorch's, drawn
+            from its generators.
         epochs: After so many loops a further one raises `ConfigError`; None is without end.
         snapshot_every_n_steps: Of torchdata's `StatefulDataLoader`; a state is one of every batch.
 
@@ -91,7 +93,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                     f"{name} is an argument of FeedLoader, which deals one order out to all ranks: "
                     "from feeder.adapters.torch import FeedLoader"
                 )
-        if seed is not None:
+        if seed is not None and type(sampler) is DistributedSampler:
+            # As Lightning deals an order out to ranks.
+            sampler.seed = seed
+        elif seed is not None:
             if not shuffle or generator is not None:
                 raise ConfigError("seed is given, expected with shuffle=True and without generator")
             sampler, shuffle = SeededSampler(dataset, seed), None
