@@ -115,6 +115,7 @@ class EpochLoader:
         self._open: list[Run] = []
         self._loop: EpochLoop | None = None
         self._is_begun = False
+        self._is_exhausted = False
         self._mark = stream.begin()
         self._first: tuple[Batch, Mark] | None = None
         self._ring: deque[Mark] = deque([self._mark], RING)
@@ -154,8 +155,14 @@ class EpochLoader:
 
     @property
     def is_over(self) -> bool:
-        """Whether no epoch is left: a further loop would raise."""
-        return self._epochs is not None and self.epoch >= self._epochs
+        """Whether no epoch is left: a further loop would raise, or give nothing. A loader that
+        reads a feed knows it after its last loop."""
+        return self._is_exhausted or (self._epochs is not None and self.epoch >= self._epochs)
+
+    @property
+    def _must_reopen(self) -> bool:
+        """Whether the next loop opens a run of its own: nobody has looked for its batches yet."""
+        return self._run is None or not self._run.reaches(self.epoch)
 
     def _convert(self, batch: Batch) -> Any:
         """A batch as the framework has it."""
@@ -168,7 +175,9 @@ class EpochLoader:
         assert run is not None
         found, self._first = self._first, None
         if found is None:
-            if run.next_epoch() != mark.place.epoch:
+            number = run.next_epoch()
+            if number != mark.place.epoch:
+                self._is_exhausted = number is None and run.reaches(mark.place.epoch + 1)
                 self._end()
                 raise StopIteration
             found = run.take(mark)
@@ -264,21 +273,20 @@ class EpochLoader:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state: the next loop gives the rest of its epoch. Raises `ResumeError`."""
-        mark = self._stream.read(state_dict)
-        self._leave()
-        self._close()
-        self._mark, self._is_begun = mark, False
-        self._ring = deque([mark], RING)
+        self._go_to(self._stream.read(state_dict))
 
     def begin_epoch(self, epoch: int) -> None:
         """Have the next loop give this epoch, all of it, unless it is its turn anyway. For trainers
         that count epochs themselves."""
         if epoch == self._mark.place.epoch:
             return
-        mark = self._stream.begin_epoch(self._mark, epoch)
+        self._go_to(self._stream.begin_epoch(self._mark, epoch))
+
+    def _go_to(self, mark: Mark) -> None:
+        """Have the next loop begin there."""
         self._leave()
         self._close()
-        self._mark, self._is_begun = mark, False
+        self._mark, self._is_begun, self._is_exhausted = mark, False, False
         self._ring = deque([mark], RING)
 
     # ---- life
@@ -306,11 +314,43 @@ class EpochLoader:
         self.close()
 
 
-def every_epoch(loader: EpochLoader) -> Iterator[Any]:
+class EveryEpoch:
+    """The batches of one epoch after another, as `every_epoch` gives them. An error leaves it where
+    it is: no generator, which an error would end. Owned by the loader's thread."""
+
+    def __init__(self, loader: EpochLoader) -> None:
+        self._loader = loader
+        self._loop: Iterator[Any] | None = None
+        self._num_empty = 0
+
+    def __iter__(self) -> EveryEpoch:
+        return self
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        while True:
+            if self._loop is None:
+                # Its end is known: to ask for one more is an error.
+                if loader.is_over:
+                    raise StopIteration
+                self._loop = iter(loader)
+            try:
+                batch = next(self._loop)
+            except StopIteration:
+                self._loop = None
+                self._num_empty += 1
+                # The first may be the rest of an epoch that had none left.
+                if self._num_empty > 2 and loader._must_reopen:
+                    raise FeedError(f"epoch {loader.epoch - 1} of the loader has no batch, and the "
+                                    "epoch before had none") from None  # fmt: skip
+            else:
+                self._num_empty = 0
+                return batch
+
+
+def every_epoch(loader: EpochLoader) -> EveryEpoch:
     """The batches of one epoch after another, for trainers that do not know of epochs."""
-    # Its end is known: to ask for one more is an error.
-    while not loader.is_over:
-        yield from loader
+    return EveryEpoch(loader)
 
 
 def to_plain(state: dict[str, Any]) -> dict[str, Any]:
