@@ -42,6 +42,9 @@ class Batched(NamedTuple):
     """How a library's own arrays are read."""
     join: Join = join_none
     """How it stacks small ones."""
+    global_size: int | None = None
+    """Samples of the batches of all ranks together, where these stay for any number of ranks; None
+    where the samples of a batch stay."""
 
     def count(self, samples: int) -> int:
         """The batches of so many samples."""
@@ -50,6 +53,8 @@ class Batched(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
+        if self.global_size is not None:
+            return {"global_batch_size": self.global_size, "drop_last": self.drop_last}
         return {"batch_size": self.size, "drop_last": self.drop_last}
 
     def columns(self, samples: list[Any], name: Callable[[int], str]) -> Columns:
