@@ -157,7 +157,8 @@ class EpochLoader:
     def is_over(self) -> bool:
         """Whether no epoch is left: a further loop would raise, or give nothing. A loader that
         reads a feed knows it after its last loop."""
-        return self._is_exhausted or (self._epochs is not None and self.epoch >= self._epochs)
+        next_epoch = self.epoch + self._is_begun
+        return self._is_exhausted or (self._epochs is not None and next_epoch >= self._epochs)
 
     @property
     def _must_reopen(self) -> bool:
