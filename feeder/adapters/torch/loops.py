@@ -239,8 +239,10 @@ class _Asked(NamedTuple):
     """A batch that a worker is to give."""
 
     worker: Worker
+    before: Pulled
+    """Where the order stood before it."""
     pulled: Pulled
-    """Where the order stands after it."""
+    """Where it stands after it."""
 
 
 class WorkerLoop(_Loop):
@@ -280,6 +282,7 @@ class WorkerLoop(_Loop):
             self._hire(loader, at)
         self._pull_from(at)
         self._asked: deque[_Asked] = deque()
+        self._pulled = self._pulled_first
         self._timeout_s, self._in_order = loader.timeout, loader.in_order
         self._prefetch = loader.prefetch_factor
         is_dealt = dealt_sampler(loader) is not None
@@ -343,11 +346,11 @@ class WorkerLoop(_Loop):
         if order is None:
             assert worker.reader is not None
             told = Read(worker.reader[0] + len(worker.asked), transport.write_indices(indices))
-            self._asked.append(_Asked(worker, START))
+            self._asked.append(_Asked(worker, START, START))
         else:
-            pulled = order.pulled
-            told = Read(pulled.num - 1, transport.write_indices(indices), *order.place)
-            self._asked.append(_Asked(worker, pulled))
+            before, self._pulled = self._pulled, order.pulled
+            told = Read(self._pulled.num - 1, transport.write_indices(indices), *order.place)
+            self._asked.append(_Asked(worker, before, self._pulled))
         self._team.ask(worker, told)
 
     def _next_worker(self) -> Worker | None:
@@ -369,7 +372,7 @@ class WorkerLoop(_Loop):
         until = time.monotonic() + timeout if timeout > 0 else None
         while self._asked:
             at = 0 if self._in_order else self._next_ready(until)
-            worker, pulled = self._asked[at]
+            worker, _, pulled = self._asked[at]
             if worker.has_ended:
                 del self._asked[at]
                 continue
@@ -377,7 +380,7 @@ class WorkerLoop(_Loop):
             del self._asked[at]
             self._ask()
             if answer.kind != child.END:
-                return self._give(worker, answer, pulled)
+                return self._give(worker, answer, pulled if self._in_order else self._behind())
         self._end()
         if not self._persistent_workers:
             self.close()
@@ -394,6 +397,16 @@ class WorkerLoop(_Loop):
             self.close()
             raise
         return answer
+
+    def _behind(self) -> Pulled:
+        """Where the order stands before the first batch that was not given, and which later ones
+        were."""
+        if not self._asked:
+            return self._pulled
+        first = self._asked[0].before
+        missing = {asked.pulled.num - 1 for asked in self._asked}
+        later = set(range(first.num, self._pulled.num)) | set(self._pulled.given)
+        return first._replace(given=tuple(sorted(later - missing)))
 
     def _next_ready(self, until: float | None) -> int:
         """Which of the batches that are asked for is there first."""
