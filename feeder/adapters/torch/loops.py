@@ -165,15 +165,21 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
             self._state.load(self._packed)
             self._state.begin(None)
             return
-        self._state.begin(self._dataset_fetcher.dataset_iter)
+        fetcher = self._dataset_fetcher
+        num = 0 if self._is_done else at.num
+        fetcher.dataset_iter = self._state.begin(fetcher.dataset_iter, num)
         if self._state.is_kept:
             # It has all that the generators of the process would say of the samples.
             self._begun_with = self._begun_with._replace(process=())
 
     def _first(self, at: Mark) -> Mark:
-        if at.readers is not None or not self._state.is_kept:
+        if not self._state.is_kept or at.begun is not None:
             return at
         return at._replace(readers=((at.num, None, False),))
+
+    def _end(self) -> None:
+        self._state.end()
+        super()._end()
 
     def _pass_over(self, iterator: Iterator[Any]) -> None:
         # What failed then fails again, and was told then.
@@ -260,7 +266,15 @@ class WorkerLoop(_Loop):
     def _next(self, epoch: int, step: int) -> Mark:
         # None before its first loop.
         seed = getattr(self, "_base_seed", None) if self._persistent else None
-        return Mark(epoch, 0, step, seed=seed, is_kept=seed is not None)
+        readers = None
+        if seed is not None and self._is_iterable and self._at_end:
+            readers = tuple((0, worker.reader[1], False) for worker in self._team.workers)
+        return Mark(epoch, 0, step, seed=seed, readers=readers, is_kept=seed is not None)
+
+    @property
+    def _at_end(self) -> bool:
+        """Whether all iterables were given whole: what they say then is known."""
+        return all(worker.has_ended for worker in self._team.workers)
 
     def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
         is_new = self._team is None or self._team.is_closed
@@ -293,9 +307,9 @@ class WorkerLoop(_Loop):
         self._turn = at.turn
         # An iterable has a reader in each worker; else the number of the next batch is the order's.
         readers = at.readers or ((0, None, False),) * self._num
-        self._team.begin(
-            at.epoch, self._seed, readers if self._is_iterable else (None,) * self._num
-        )
+        readers = readers if self._is_iterable else (None,) * self._num
+        is_new |= at.begun is not None
+        self._team.begin(at.epoch, self._seed, readers, is_new=is_new)
         for _ in range(self._prefetch * self._num):
             self._ask()
 
