@@ -267,14 +267,12 @@ class WorkerLoop(_Loop):
         # None before its first loop.
         seed = getattr(self, "_base_seed", None) if self._persistent else None
         readers = None
-        if seed is not None and self._is_iterable and self._at_end:
-            readers = tuple((0, worker.reader[1], False) for worker in self._team.workers)
+        if seed is not None and self._is_iterable:
+            workers = self._team.workers
+            if all(worker.has_ended for worker in workers):
+                # All were given whole: what their data sets say then is known.
+                readers = tuple((0, worker.reader[1], False) for worker in workers)
         return Mark(epoch, 0, step, seed=seed, readers=readers, is_kept=seed is not None)
-
-    @property
-    def _at_end(self) -> bool:
-        """Whether all iterables were given whole: what they say then is known."""
-        return all(worker.has_ended for worker in self._team.workers)
 
     def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
         is_new = self._team is None or self._team.is_closed
@@ -308,8 +306,8 @@ class WorkerLoop(_Loop):
         # An iterable has a reader in each worker; else the number of the next batch is the order's.
         readers = at.readers or ((0, None, False),) * self._num
         readers = readers if self._is_iterable else (None,) * self._num
-        is_new |= at.begun is not None
-        self._team.begin(at.epoch, self._seed, readers, is_new=is_new)
+        is_told = is_new or loader._resumed is not None
+        self._team.begin(at.epoch, self._seed, readers, is_told=is_told)
         for _ in range(self._prefetch * self._num):
             self._ask()
 

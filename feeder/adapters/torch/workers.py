@@ -199,15 +199,15 @@ class Team:
 
     # ---- loops
 
-    def begin(self, epoch: int, seed: int, readers: Sequence[Any], *, is_new: bool) -> None:
-        """Begin a loop in all of them; what they were asked before is not waited for any more.
-        Workers that are not new stand where `readers` say, by themselves."""
+    def begin(self, epoch: int, seed: int, readers: Sequence[Any], *, is_told: bool) -> None:
+        """Begin a loop in all of them; what they were asked before is not waited for any more. They
+        are told where to begin, or stand there by themselves."""
         self.check()
         self._begin = self._begin[0] + 1, epoch, seed
         for worker, reader in zip(self.workers, readers, strict=True):
             worker.asked.clear()
             worker.reader, worker.num_deaths = reader, 0
-            self._send(worker, Begin(*self._begin, reader if is_new else None))
+            self._send(worker, Begin(*self._begin, reader if is_told else None))
 
     def ask(self, worker: Worker, told: Read) -> None:
         """Ask a worker for a batch."""
