@@ -14,7 +14,9 @@ import copy
 import dataclasses
 import json
 import logging
+import os
 import random
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -450,6 +452,8 @@ class Run:
         self.saves = False
         self.reloads = False
         """Whether each loop goes back to where it stands, by the loader's state."""
+        self.strikes = False
+        """Whether a worker of each loop is killed."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.loader = make_loader(program, cls, seed, **changed)
@@ -498,6 +502,9 @@ class Run:
             self.log.append(plain(batch))
             num += 1
             self._save(number, num)
+            if self.strikes and num == 1:
+                worker = iterator._team.workers[-1]
+                os.kill(worker.pid, signal.SIGKILL)
             if self.reloads and num == 2:
                 self.loader.load_state_dict(json.loads(json.dumps(self.loader.state_dict())))
                 iterator = iter(self.loader)
@@ -598,6 +605,10 @@ def compare(program: Program) -> None:
         again = Run(program, DataLoader)
         again.reloads = True
         assert again.go().log == want
+    if program.workers:
+        struck = Run(program, DataLoader)
+        struck.strikes = True
+        assert struck.go().log == want
     # Each resume begins processes: with workers after some batches, and not after each.
     for killed in run.kills[:: 1 if not program.workers else max(1, len(run.kills) // 3)]:
         left = want[killed.log_length :]

@@ -235,7 +235,9 @@ class Order:
             self._is_noted |= self.begun.seed is not None or bool(self.begun.process)
         else:
             own = tuple(map(generator_state, self._own))
-            dealt = self._dealt and (self._dealt.epoch, self._dealt.num_replicas, 0)
+            # One that has nothing for a rank is false.
+            sampler = self._dealt
+            dealt = None if sampler is None else (sampler.epoch, sampler.num_replicas, 0)
             self.begun = Begun(own, self._note(lazily=False), None, dealt)
 
     def _find_random(self) -> Any:
@@ -330,7 +332,9 @@ class Order:
                     f"in_order=False has it: it fits each rank by itself, and there are "
                     f"{sampler.num_replicas} now"
                 )
-            had += num * self._batch_size * ranks
+            left = len(sampler.dataset) - had
+            of_each = left // ranks if sampler.drop_last else -(-left // ranks)
+            had += min(num * self._batch_size, of_each) * ranks
             ranks, num = sampler.num_replicas, 0
         self.begun = self.begun._replace(dealt=(epoch, ranks, had))
         self._iterator = self._in_batches(_rest_of(sampler, had))
