@@ -252,7 +252,16 @@ class EpochLoader:
         The same for all ranks, and valid for each. `used` is how many batches this rank has used
         since the start, as `step` counts them, where the trainer takes batches ahead.
         """
-        return self._stream.write(self._mark if used is None else self._find(used))
+        return self.state_at(self._mark if used is None else self._find(used))
+
+    @property
+    def mark(self) -> Mark:
+        """Where it stands: what takes batches ahead keeps it beside each."""
+        return self._mark
+
+    def state_at(self, mark: Mark) -> dict[str, Any]:
+        """The position at a mark that it had, as `state_dict` gives it."""
+        return self._stream.write(mark)
 
     def _find(self, used: int) -> Mark:
         marks = list(self._ring)

@@ -321,6 +321,9 @@ class ReadStream:
         """Nothing: a feed looks after what it reads."""
 
     def open(self, mark: Mark) -> tuple[Run, Mark]:
+        if mark.at is None:
+            # Once it is read it says where it stands then.
+            mark = mark._replace(at=self._reader.position.state_dict()[STATE_KEY])
         if not self._is_read and self._reader.start is not None:
             self._reader.start()
         self._is_read = True
@@ -346,9 +349,8 @@ class ReadStream:
 
     def write(self, mark: Mark) -> dict[str, Any]:
         numbers = {"epoch": mark.place.epoch, "step": mark.place.step}
-        if mark.at is None:
-            return {**self._reader.position.state_dict(), **numbers}
-        return {STATE_KEY: mark.at.cut().token(), **numbers}
+        at = self._reader.position.state_dict()[STATE_KEY] if mark.at is None else mark.at
+        return {STATE_KEY: at if isinstance(at, bytes) else at.cut().token(), **numbers}
 
     def read(self, state: Any) -> Mark:
         check_state(state)
