@@ -313,6 +313,7 @@ class ReadStream:
     def __init__(self, reader: Reader, again: Callable[[Any], Reader] | None = None) -> None:
         self._reader, self._again = reader, again
         self._is_read = False
+        self._began: dict[str, Any] = {}
 
     def begin(self) -> Mark:
         return Mark(Place(epoch=-1))
@@ -321,11 +322,11 @@ class ReadStream:
         """Nothing: a feed looks after what it reads."""
 
     def open(self, mark: Mark) -> tuple[Run, Mark]:
-        if mark.at is None:
+        if not self._is_read:
             # Once it is read it says where it stands then.
-            mark = mark._replace(at=self._reader.position.state_dict()[STATE_KEY])
-        if not self._is_read and self._reader.start is not None:
-            self._reader.start()
+            self._began = self._reader.position.state_dict()
+            if self._reader.start is not None:
+                self._reader.start()
         self._is_read = True
         reader, place = self._reader.batches, mark.place
         number = reader.next_epoch()
@@ -349,8 +350,10 @@ class ReadStream:
 
     def write(self, mark: Mark) -> dict[str, Any]:
         numbers = {"epoch": mark.place.epoch, "step": mark.place.step}
-        at = self._reader.position.state_dict()[STATE_KEY] if mark.at is None else mark.at
-        return {STATE_KEY: at if isinstance(at, bytes) else at.cut().token(), **numbers}
+        if mark.at is not None:
+            return {STATE_KEY: mark.at.cut().token(), **numbers}
+        begins = self._began if self._is_read else self._reader.position.state_dict()
+        return {**begins, **numbers}
 
     def read(self, state: Any) -> Mark:
         check_state(state)
