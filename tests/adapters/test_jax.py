@@ -24,8 +24,9 @@ from orbax.checkpoint import v1 as orbax
 
 import feeder
 from adapters.examples import said
-from adapters.jax_programs import DATA, draw
 from adapters.jax_programs import compare as compare_jobs
+from adapters.jax_programs import draw
+from adapters.job_data import DATA
 from adapters.killing_alone import compare
 from feeder.adapters.jax import FeedLoader, global_batches
 
@@ -181,7 +182,7 @@ def test_states_of_others_are_refused() -> None:
 
 @pytest.mark.timeout(120)
 def test_random_jobs_go_on_as_if_nobody_had_killed_them(tmp_path: Path) -> None:
-    kinds = {draw(7, number).data: number for number in range(120)}
+    kinds = {draw(7, number).data.kind: number for number in range(120)}
     assert kinds.keys() == set(DATA)
     assert all(compare_jobs(draw(7, number), tmp_path) for number in kinds.values())
 
