@@ -65,6 +65,7 @@ class ArrayLoader(EpochLoader):
         executor: Any = None,
     ) -> None:
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        self._is_iterable = False
         if isinstance(dataset, FEEDS):
             named = {"batch_size": batch_size, "shuffle": shuffle, "collate_fn": collate_fn,
                      "num_workers": num_workers, "seed": seed, "epochs": epochs,
@@ -80,6 +81,7 @@ class ArrayLoader(EpochLoader):
         batched = Batched(batch_size, drop_last, collate_fn, read_none)
         is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         kind: Any = "source" if isinstance(dataset, Source) else "map" if is_map else "iterable"
+        self._is_iterable = kind == "iterable"
         if shuffle and kind != "map":
             what = "a source has" if kind == "source" else "an iterable is"
             raise ConfigError(

@@ -389,6 +389,7 @@ class ReadStream:
         # None if the rows are those of this process anyway.
         self._ranks = ranks
         self._is_read = False
+        self._began: dict[str, Any] = {}
 
     def begin(self) -> Mark:
         return Mark(Place(epoch=-1))
@@ -397,8 +398,11 @@ class ReadStream:
         """Nothing: a feed looks after what it reads."""
 
     def open(self, mark: Mark) -> tuple[Run, Mark]:
-        if not self._is_read and self._reader.start is not None:
-            self._reader.start()
+        if not self._is_read:
+            # Once it is read it says where it stands then.
+            self._began = self._reader.position.state_dict()
+            if self._reader.start is not None:
+                self._reader.start()
         self._is_read = True
         reader, place = self._reader.batches, mark.place
         number = reader.next_epoch()
@@ -408,9 +412,6 @@ class ReadStream:
         while number is not None and number < mark.place.epoch:
             next(reader)
             number = reader.next_epoch()
-        if mark.at is None:
-            # To see the next round is to read it.
-            mark = mark._replace(at=self._reader.position.state_dict()[STATE_KEY])
         return _ReadRun(reader, Share() if self._ranks is None else self._ranks.share), mark
 
     def next_epoch(self, mark: Mark) -> Mark:
@@ -424,12 +425,11 @@ class ReadStream:
         return run
 
     def write(self, mark: Mark) -> dict[str, Any]:
-        at = mark.at
-        if at is None:
-            at = self._reader.position.state_dict()[STATE_KEY]
-        elif not isinstance(at, bytes):
-            at = at.cut().token()
-        state = {STATE_KEY: at, "epoch": mark.place.epoch, "step": mark.place.step}
+        if mark.at is not None:
+            position = {STATE_KEY: mark.at.cut().token()}
+        else:
+            position = self._began if self._is_read else self._reader.position.state_dict()
+        state = {**position, "epoch": mark.place.epoch, "step": mark.place.step}
         return state if self._ranks is None else self._ranks.note(state)
 
     def read(self, state: Any) -> Mark:
