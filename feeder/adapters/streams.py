@@ -37,6 +37,7 @@ from feeder.service.client.consumer import Consumer
 from feeder.sources import Source
 from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
+from feeder.state.token import step_of
 from feeder.workers.stream.batch import Batch, Call
 from feeder.workers.stream.position import Cut, Position
 from feeder.workers.stream.shares import Place, Share
@@ -434,7 +435,9 @@ class ReadStream:
 
     def read(self, state: Any) -> Mark:
         check_state(state)
-        unpack_state_dict(state)
+        found = unpack_state_dict(state)
+        # A feed's own state has no number of batches beside it.
+        token = found if isinstance(found, bytes) else found.states[0].token
         position = {STATE_KEY: state[STATE_KEY]}
         if self._ranks is not None:
             self._ranks.check(state)
@@ -444,7 +447,7 @@ class ReadStream:
         else:
             self._reader.position.load_state_dict(position)
         self._is_read = False
-        return Mark(Place(state.get("epoch", -1), 0, state.get("step", 0)))
+        return Mark(Place(state.get("epoch", -1), 0, state.get("step", step_of(token))))
 
     def length(self) -> int | None:
         return None

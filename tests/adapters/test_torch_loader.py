@@ -547,6 +547,42 @@ def test_a_sampler_of_another_length_or_order_is_refused() -> None:
 # ---- iterables, sources, functions, feeds
 
 
+class Again:
+    """Its own iterator, which begins anew when it is asked for one."""
+
+    def __init__(self, *worker: int) -> None:
+        self.at = 0
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __iter__(self) -> Again:
+        self.at = 0
+        return self
+
+    def __next__(self) -> int:
+        if self.at == NUM:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_what_is_its_own_iterator_is_asked_for_one_once_in_an_epoch() -> None:
+    expected = in_order([[range(NUM)[i : i + SIZE] for i in range(0, NUM, SIZE)]])
+    for made in (loader(Again()), loader(range(NUM), sampler=Again())):
+        for _ in range(2):
+            assert epoch_of(made) == list(map(list, expected))
+    source = feeder.sources.iterable(Again)
+    with feeder.init_data_input_workers(["x"], source, SIZE, num_worker_threads=1) as coordinator:
+        assert _rows(coordinator["train"]) == list(map(list, expected))
+
+
 def test_an_iterable_is_begun_anew_after_a_break() -> None:
     ours = loader(Count(10**9))
     for _ in range(3):
