@@ -14,9 +14,11 @@ from feeder.adapters.packing import COLUMNS, Leaf, read_none, unpack
 from feeder.adapters.streams import (
     FEEDS,
     Connection,
+    Function,
     MadeStream,
     executor_settings,
-    find_share,
+    find_ranks,
+    has_row_per_record,
     read_feed,
     whole,
 )
@@ -40,7 +42,8 @@ class ArrayLoader(EpochLoader):
         prefetch_factor: Batches that are read ahead for each worker.
         seed: Of shuffles, from 0 to 2**64 - 1.
         epochs: After so many epochs a further loop raises; None is without end.
-        rank, world_size: By default those of the launcher.
+        rank, world_size: By default 0 and 1, with a warning if the launcher has started more
+            processes.
         executor: What reads ahead, in place of `num_workers`: `feeder.Threads(n)`, or
             `feeder.Processes(n)` with its options.
     """
@@ -62,6 +65,7 @@ class ArrayLoader(EpochLoader):
         executor: Any = None,
     ) -> None:
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        self._is_iterable = False
         if isinstance(dataset, FEEDS):
             named = {"batch_size": batch_size, "shuffle": shuffle, "collate_fn": collate_fn,
                      "num_workers": num_workers, "seed": seed, "epochs": epochs,
@@ -73,10 +77,11 @@ class ArrayLoader(EpochLoader):
         prefetch_factor = whole("prefetch_factor", prefetch_factor, 1)
         epochs = None if epochs is None else whole("epochs", epochs, 1)
         self.batch_size = batch_size
-        share = find_share(rank, world_size, drops=drop_last)
+        ranks = find_ranks(rank, world_size, drops=drop_last)
         batched = Batched(batch_size, drop_last, collate_fn, read_none)
         is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         kind: Any = "source" if isinstance(dataset, Source) else "map" if is_map else "iterable"
+        self._is_iterable = kind == "iterable"
         if shuffle and kind != "map":
             what = "a source has" if kind == "source" else "an iterable is"
             raise ConfigError(
@@ -91,8 +96,11 @@ class ArrayLoader(EpochLoader):
             "max_buffered_batches": max(2, prefetch_factor * max(1, num_workers)),
             **executor_settings(num_workers, executor, ()),
         }
+        if kind == "source" and not has_row_per_record(dataset):
+            super().__init__(Function.stream(dataset, batched, ranks, settings, epochs), epochs)
+            return
         stream = MadeStream(
-            kind, dataset, batched, share, indices=indices, settings=settings, epochs=epochs,
+            kind, dataset, batched, ranks, indices=indices, settings=settings, epochs=epochs,
             states=States(),
         )  # fmt: skip
         super().__init__(stream, epochs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -42,6 +42,9 @@ class Batched(NamedTuple):
     """How a library's own arrays are read."""
     join: Join = join_none
     """How it stacks small ones."""
+    global_size: int | None = None
+    """Samples of the batches of all ranks together, where these stay for any number of ranks; None
+    where the samples of a batch stay."""
 
     def count(self, samples: int) -> int:
         """The batches of so many samples."""
@@ -50,6 +53,8 @@ class Batched(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
+        if self.global_size is not None:
+            return {"global_batch_size": self.global_size, "drop_last": self.drop_last}
         return {"batch_size": self.size, "drop_last": self.drop_last}
 
     def columns(self, samples: list[Any], name: Callable[[int], str]) -> Columns:
@@ -89,6 +94,11 @@ def is_empty(columns: Sequence[Any]) -> bool:
 def is_told_epochs(dataset: Any) -> bool:
     """Whether a data set or a sampler is told which epoch is read, as `set_epoch` asks for it."""
     return callable(getattr(dataset, "set_epoch", None))
+
+
+def by_next(iterator: Iterator[Any]) -> Iterator[Any]:
+    """What an iterator gives, taken by `next` alone: its own `__iter__` may begin anew."""
+    return map(next, repeat(iterator))
 
 
 def is_iterator(given: Any) -> bool:
@@ -256,13 +266,13 @@ class Sampled:
     def _begun(self, state: bytes | None) -> Iterator[Any]:
         """What the sampler gives in an epoch that begins with this state."""
         if not self._has_state or state is None:
-            return iter(self._sampler)
+            return by_next(iter(self._sampler))
         self._sampler.load_state_dict(self._states.unpack(state))
-        given = iter(self._sampler)
+        given = by_next(iter(self._sampler))
         for first in given:
             return chain([first], given)
         # A state of an epoch's end may say that nothing is left of it: what follows is the next.
-        return iter(self._sampler)
+        return by_next(iter(self._sampler))
 
     def _state_at(self, epoch: int) -> bytes | None:
         """The state of the sampler at an epoch's start; None where it has none."""
@@ -510,11 +520,11 @@ class IteratedBatches:
             if state is not None:
                 owner.load_state_dict(self._states.unpack(state))
         if state is None:
-            for _ in islice(iterator, self._samples):
+            for _ in islice(by_next(iterator), self._samples):
                 pass
         elif owner is None:
             raise ResumeError("the position has a state, and the iterable takes none now")
-        self._iterator, self._owner = iterator, owner
+        self._iterator, self._owner = by_next(iterator), owner
 
     def cursor(self, worker_id: int) -> Any:
         """Where it stands after its last call."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import UserDict, deque
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from feeder.adapters.arrays import ArrayLoader
-from feeder.adapters.loop import EpochLoader, every_epoch, from_plain, to_plain
+from feeder.adapters.loop import EpochLoader, Mark, every_epoch, from_plain, to_plain
 from feeder.adapters.streams import whole
 from feeder.errors import ConfigError
 
@@ -61,7 +61,8 @@ def global_batches(loader: EpochLoader, sharding: Any, *, ahead: int = 1) -> Glo
     Args:
         loader: Gives the rows of this process.
         sharding: How the rows of all processes lie on the devices: a `jax.sharding.Sharding`, or a
-            pytree of such by leaf.
+            pytree of such that has the structure of a batch or of its upper part. What has None
+            there stays where it is.
         ahead: Batches that are put on the devices before they are asked for.
     """
     return GlobalBatches(loader, sharding, ahead)
@@ -69,69 +70,62 @@ def global_batches(loader: EpochLoader, sharding: Any, *, ahead: int = 1) -> Glo
 
 class GlobalBatches:
     """An iterator over the batches of a loader's epochs as `jax.Array`s. One thread iterates and
-    owns all fields; any thread may ask for states."""
+    owns all fields; any thread may ask for states.
+
+    An error comes in its turn, after the batches before it, and again if it is asked again.
+    """
 
     def __init__(self, loader: EpochLoader, sharding: Any, ahead: int) -> None:
         if not isinstance(loader, EpochLoader):
             raise ConfigError(f"loader is a {type(loader).__name__}, expected a FeedLoader")
+        for one in jax.tree.leaves(sharding):
+            if not isinstance(one, jax.sharding.Sharding):
+                raise ConfigError(
+                    f"sharding has a {type(one).__name__}, expected a jax.sharding.Sharding such "
+                    "as NamedSharding(mesh, PartitionSpec(...)), or a pytree of such"
+                )
         self._loader, self._sharding = loader, sharding
         self._ahead = whole("ahead", ahead, 0)
         self._begin()
 
     def _begin(self) -> None:
-        self._local = self._batches()
-        self._placed: deque[tuple[Any, int]] = deque()
-        self._used = self._loader.step
-
-    def _batches(self) -> Iterator[tuple[Any, int]]:
-        for batch in every_epoch(self._loader):
-            yield self._place(batch), self._loader.step
-
-    def _place(self, batch: Any) -> Any:
-        is_one = isinstance(self._sharding, jax.sharding.Sharding)
-
-        def place(array: Any, sharding: Any) -> Any:
-            if is_dataclass(array) or isinstance(array, (dict, UserDict)):
-                raise ConfigError(
-                    f"a batch has a {type(array).__name__}, which is no pytree to JAX: register "
-                    "the class by jax.tree_util, or make dicts and tuples in collate_fn"
-                )
-            # Texts and numbers stay where they are.
-            if not isinstance(array, np.ndarray) or not array.ndim:
-                return array
-            try:
-                return jax.make_array_from_process_local_data(sharding, array)  # type: ignore[no-untyped-call,unused-ignore]
-            except ValueError as error:
-                error.add_note(
-                    f"while {len(array)} rows of this process were put over {sharding}: the rows "
-                    "of all processes must divide by its devices, by batch_size= and drop_last=True"
-                )
-                raise
-
-        if is_one:
-            return jax.tree.map(lambda array: place(array, self._sharding), batch)
-        return jax.tree.map(place, batch, self._sharding)
+        self._local = every_epoch(self._loader)
+        self._taken: tuple[Any, Mark] | None = None
+        """A batch that is not on the devices yet."""
+        self._placed: deque[tuple[Any, Mark]] = deque()
+        self._error: Exception | None = None
+        self._used = self._loader.mark
 
     def __iter__(self) -> GlobalBatches:
         return self
 
     def __next__(self) -> Any:
-        while len(self._placed) <= self._ahead:
-            found = next(self._local, None)
-            if found is None:
-                break
-            self._placed.append(found)
-        if not self._placed:
-            raise StopIteration
-        batch, self._used = self._placed.popleft()
-        return batch
+        self._fill()
+        if self._placed:
+            batch, self._used = self._placed.popleft()
+            return batch
+        error, self._error = self._error, None
+        raise StopIteration if error is None else error
+
+    def _fill(self) -> None:
+        while self._error is None and len(self._placed) <= self._ahead:
+            try:
+                if self._taken is None:
+                    self._taken = next(self._local), self._loader.mark
+                batch, mark = self._taken
+                self._placed.append((_place(batch, self._sharding), mark))
+                self._taken = None
+            except StopIteration:
+                return
+            except Exception as error:
+                self._error = error
 
     # ---- position
 
     def get_state(self) -> dict[str, Any]:
         """The position after the batch that was given last: plain values, the same for all
         processes."""
-        return to_plain(self._loader.state_dict(used=self._used))
+        return to_plain(self._loader.state_at(self._used))
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from a state. Raises `ResumeError`."""
@@ -161,3 +155,55 @@ class GlobalBatches:
             self.set_state(json.loads((Path(directory) / _FILE).read_text()))
 
         return read()
+
+
+# ---- arrays
+
+
+def _place(batch: Any, sharding: Any) -> Any:
+    shardings, structure = jax.tree.flatten(sharding, is_leaf=lambda one: one is None)
+    try:
+        parts = structure.flatten_up_to(batch)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"sharding has another structure than the batch {jax.tree.structure(batch)}: give one "
+            f"for all of it, or a pytree of its upper part, with None for texts: {error}"
+        ) from error
+    placed = [
+        jax.tree.map(lambda array, one=one: _place_one(array, one), part)
+        for one, part in zip(shardings, parts, strict=True)
+    ]
+    return jax.tree.unflatten(structure, placed)
+
+
+def _place_one(array: Any, sharding: Any) -> Any:
+    if is_dataclass(array) or isinstance(array, (dict, UserDict)):
+        raise ConfigError(
+            f"a batch has a {type(array).__name__}, which is no pytree to JAX: register the class "
+            "by jax.tree_util, or make dicts and tuples in collate_fn"
+        )
+    # Texts and numbers stay where they are.
+    if sharding is None or not isinstance(array, np.ndarray) or not array.ndim:
+        return array
+    _check_range(array)
+    try:
+        return jax.make_array_from_process_local_data(sharding, array)  # type: ignore[no-untyped-call,unused-ignore]
+    except ValueError as error:
+        error.add_note(
+            f"while {len(array)} rows of this process were put over {sharding}: the rows of all "
+            "processes must divide by its devices, by batch_size= and drop_last=True"
+        )
+        raise
+
+
+def _check_range(array: np.ndarray[Any, Any]) -> None:
+    """JAX makes 32 bits of 64, and keeps the lower ones."""
+    kept = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind not in "iu" or kept == array.dtype or not array.size:
+        return
+    least, most = array.min(), array.max()
+    if least < np.iinfo(kept).min or most > np.iinfo(kept).max:
+        raise ConfigError(
+            f"a batch has {array.dtype} from {least} to {most}, of which JAX would keep {kept}: "
+            "have jax.config.update('jax_enable_x64', True), or make 32 bits of them in collate_fn"
+        )

@@ -115,8 +115,11 @@ class EpochLoader:
         self._open: list[Run] = []
         self._loop: EpochLoop | None = None
         self._is_begun = False
+        self._is_exhausted = False
+        self._kept: deque[tuple[Batch, Mark]] | None = None
         self._mark = stream.begin()
-        self._first: tuple[Batch, Mark] | None = None
+        self._again: deque[tuple[Batch, Mark]] = deque()
+        """What was taken of the run, and is given by the next loops."""
         self._ring: deque[Mark] = deque([self._mark], RING)
         weakref.finalize(self, _close, self._open)
 
@@ -154,8 +157,15 @@ class EpochLoader:
 
     @property
     def is_over(self) -> bool:
-        """Whether no epoch is left: a further loop would raise."""
-        return self._epochs is not None and self.epoch >= self._epochs
+        """Whether no epoch is left: a further loop would raise, or give nothing. A loader that
+        reads a feed knows it after its last loop."""
+        next_epoch = self.epoch + self._is_begun
+        return self._is_exhausted or (self._epochs is not None and next_epoch >= self._epochs)
+
+    @property
+    def _must_reopen(self) -> bool:
+        """Whether the next loop opens a run of its own: nobody has looked for its batches yet."""
+        return self._run is None or not self._run.reaches(self.epoch)
 
     def _convert(self, batch: Batch) -> Any:
         """A batch as the framework has it."""
@@ -166,19 +176,25 @@ class EpochLoader:
             self._begin(loop)
         run, mark = self._run, self._mark
         assert run is not None
-        found, self._first = self._first, None
-        if found is None:
-            if run.next_epoch() != mark.place.epoch:
-                self._end()
-                raise StopIteration
-            found = run.take(mark)
-        batch, after = found
+        number = self._next_epoch()
+        if number != mark.place.epoch:
+            self._is_exhausted = number is None and run.reaches(mark.place.epoch + 1)
+            self._end()
+            raise StopIteration
+        found = batch, after = self._again.popleft() if self._again else run.take(mark)
         converted = self._convert(batch)
+        if self._kept is not None:
+            self._kept.append(found)
         self._mark = after
         self._ring.append(after)
-        if self.counts_batches and self._stream.left(after) == 0:
+        if self.counts_batches and self._left_for_sure(after) == 0:
             self._end()
         return converted
+
+    def _next_epoch(self) -> int | None:
+        """The epoch of the next batch, which is waited for; None after the last."""
+        assert self._run is not None
+        return self._again[0][1].place.epoch if self._again else self._run.next_epoch()
 
     def _begin(self, loop: EpochLoop) -> None:
         if loop.state == "over":
@@ -194,7 +210,9 @@ class EpochLoader:
             # The loop before was left: this one has the next epoch.
             self._leave()
             run = self._run
-            if run is not None and run.next_epoch() == mark.place.epoch:
+            while self._again and self._next_epoch() == mark.place.epoch:
+                self._again.popleft()
+            if run is not None and self._next_epoch() == mark.place.epoch:
                 run = self._stream.leave_epoch(run, mark)
             if run is None:
                 self._close()
@@ -210,8 +228,11 @@ class EpochLoader:
         if self._run is not None and not self._run.reaches(mark.place.epoch):
             self._close()
         if self._run is None:
+            before = mark
             self._run, mark = self._stream.open(mark)
             self._open.append(self._run)
+            if self._ring[-1] is before:
+                self._ring[-1] = mark
         self._mark = mark
 
     def peek(self) -> Any:
@@ -219,13 +240,13 @@ class EpochLoader:
         `FeedError` where the epoch has none."""
         if self._is_begun:
             raise FeedError("a loop over the loader has begun: look at its first batch before it")
-        if self._first is None:
+        if not self._again:
             self._open_at(self._mark)
             assert self._run is not None
             if self._run.next_epoch() != self._mark.place.epoch:
                 raise FeedError(f"epoch {self.epoch} of the loader has no batch")
-            self._first = self._run.take(self._mark)
-        return self._convert(self._first[0])
+            self._again.append(self._run.take(self._mark))
+        return self._convert(self._again[0][0])
 
     def _end(self) -> None:
         """The loop has had its epoch, and its user is told."""
@@ -243,7 +264,16 @@ class EpochLoader:
         The same for all ranks, and valid for each. `used` is how many batches this rank has used
         since the start, as `step` counts them, where the trainer takes batches ahead.
         """
-        return self._stream.write(self._mark if used is None else self._find(used))
+        return self.state_at(self._mark if used is None else self._find(used))
+
+    @property
+    def mark(self) -> Mark:
+        """Where it stands: what takes batches ahead keeps it beside each."""
+        return self._mark
+
+    def state_at(self, mark: Mark) -> dict[str, Any]:
+        """The position at a mark that it had, as `state_dict` gives it."""
+        return self._stream.write(mark)
 
     def _find(self, used: int) -> Mark:
         marks = list(self._ring)
@@ -259,26 +289,59 @@ class EpochLoader:
 
     def _told(self, mark: Mark) -> Mark:
         """A mark as a state says it."""
-        is_over = self.counts_batches and self._stream.left(mark) == 0
+        is_over = self.counts_batches and self._ends_epoch(mark)
         return self._stream.next_epoch(mark) if is_over else mark
+
+    def _left_for_sure(self, mark: Mark) -> int | None:
+        """Batches that an epoch has after a mark, if its length is to be relied on."""
+        return self._stream.left(mark)
+
+    def _ends_epoch(self, mark: Mark) -> bool:
+        """Whether a state of this mark is one of the next epoch."""
+        return self._left_for_sure(mark) == 0
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state: the next loop gives the rest of its epoch. Raises `ResumeError`."""
-        mark = self._stream.read(state_dict)
-        self._leave()
-        self._close()
-        self._mark, self._is_begun = mark, False
-        self._ring = deque([mark], RING)
+        self._go_to(self._stream.read(state_dict))
 
     def begin_epoch(self, epoch: int) -> None:
         """Have the next loop give this epoch, all of it, unless it is its turn anyway. For trainers
         that count epochs themselves."""
         if epoch == self._mark.place.epoch:
             return
-        mark = self._stream.begin_epoch(self._mark, epoch)
+        self._go_to(self._stream.begin_epoch(self._mark, epoch))
+
+    def keep(self) -> None:
+        """Keep batches from now on, the last `RING` of them, until `forget`: what `rewind` gives
+        again then need not be read again, and a feed that cannot go back can be rewound."""
+        if self._kept is None:
+            self._kept = deque(maxlen=RING)
+
+    def forget(self, used: int) -> None:
+        """Keep no batch up to this step."""
+        while self._kept and self._kept[0][1].place.step <= used:
+            self._kept.popleft()
+
+    def rewind(self, used: int) -> None:
+        """Have the next loop begin after the batch of this step: what was given since comes again.
+        Raises `ResumeError` where it is not kept, and cannot be read again."""
+        mark, given = self._find(used), self.step - used
+        again = [kept for kept in self._kept or () if kept[1].place.step > used]
+        if len(again) < given:
+            self._go_to(self._stream.read(self._stream.write(mark)))
+            return
+        self._leave()
+        self._again.extendleft(reversed(again))
+        if self._kept is not None:
+            self._kept.clear()
+        self._mark, self._is_begun, self._is_exhausted = mark, False, False
+        self._ring = deque([mark], RING)
+
+    def _go_to(self, mark: Mark) -> None:
+        """Have the next loop begin there."""
         self._leave()
         self._close()
-        self._mark, self._is_begun = mark, False
+        self._mark, self._is_begun, self._is_exhausted = mark, False, False
         self._ring = deque([mark], RING)
 
     # ---- life
@@ -296,7 +359,8 @@ class EpochLoader:
         self._loop = None
 
     def _close(self) -> None:
-        self._run = self._first = None
+        self._run = None
+        self._again.clear()
         _close(self._open)
 
     def __enter__(self) -> EpochLoader:
@@ -306,11 +370,43 @@ class EpochLoader:
         self.close()
 
 
-def every_epoch(loader: EpochLoader) -> Iterator[Any]:
+class EveryEpoch:
+    """The batches of one epoch after another, as `every_epoch` gives them. An error leaves it where
+    it is: no generator, which an error would end. Owned by the loader's thread."""
+
+    def __init__(self, loader: EpochLoader) -> None:
+        self._loader = loader
+        self._loop: Iterator[Any] | None = None
+        self._num_empty = 0
+
+    def __iter__(self) -> EveryEpoch:
+        return self
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        while True:
+            if self._loop is None:
+                # Its end is known: to ask for one more is an error.
+                if loader.is_over:
+                    raise StopIteration
+                self._loop = iter(loader)
+            try:
+                batch = next(self._loop)
+            except StopIteration:
+                self._loop = None
+                self._num_empty += 1
+                # The first may be the rest of an epoch that had none left.
+                if self._num_empty > 2 and loader._must_reopen:
+                    raise FeedError(f"epoch {loader.epoch - 1} of the loader has no batch, and the "
+                                    "epoch before had none") from None  # fmt: skip
+            else:
+                self._num_empty = 0
+                return batch
+
+
+def every_epoch(loader: EpochLoader) -> EveryEpoch:
     """The batches of one epoch after another, for trainers that do not know of epochs."""
-    # Its end is known: to ask for one more is an error.
-    while not loader.is_over:
-        yield from loader
+    return EveryEpoch(loader)
 
 
 def to_plain(state: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, Literal, NamedTuple
 
@@ -32,9 +34,11 @@ from feeder.feeds.epochs import EpochReader
 from feeder.feeds.feed import Feed
 from feeder.ranks import rank_of
 from feeder.service.client.consumer import Consumer
+from feeder.sources import Source
 from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
-from feeder.workers.stream.batch import Batch
+from feeder.state.token import step_of
+from feeder.workers.stream.batch import Batch, Call
 from feeder.workers.stream.position import Cut, Position
 from feeder.workers.stream.shares import Place, Share
 
@@ -42,6 +46,8 @@ NAME = "loader"
 """The input source name of the feeds that loaders make."""
 
 Kind = Literal["map", "source", "iterable"]
+
+_logger = logging.getLogger(__name__)
 
 
 def executor_settings(num_workers: int, given: Any, preload: Sequence[str]) -> dict[str, Any]:
@@ -69,19 +75,55 @@ def whole(name: str, value: Any, least: int) -> int:
     return number
 
 
-def find_share(rank: int | None, world_size: int | None, *, drops: bool) -> Share:
-    """The share of this process, as it is given or as the launcher tells it."""
+class Ranks(NamedTuple):
+    """Which batches this process reads."""
+
+    share: Share
+    launched: int = 1
+    """How many processes the launcher has started, if nobody said which of them this one is: each
+    reads all rows then."""
+
+    def note(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A state, which says over how many ranks its rows were dealt out."""
+        return {**state, _DEALT: self.share.num}
+
+    def check(self, state: Any) -> None:
+        """Raise `ResumeError` if each of several processes would read the rows that were dealt out
+        among them before."""
+        if self.launched > 1 and state.get(_DEALT) != 1:
+            dealt = state.get(_DEALT, "an unknown number of")
+            raise ResumeError(
+                f"the state is one of a FeedLoader whose rows were dealt out to {dealt} ranks, and "
+                f"now each of {self.launched} processes would read all of the rest: give rank= and "
+                "world_size=, or make the loader after torch.distributed is initialised"
+            )
+
+
+_DEALT = "world_size"
+
+
+def find_ranks(rank: int | None, world_size: int | None, *, drops: bool) -> Ranks:
+    """The share of this process, as it is given; otherwise all rows. A launcher's variables alone
+    deal nothing out: `srun` also starts jobs that have nothing to do with each other."""
     if (rank is None) != (world_size is None):
         raise ConfigError(
             f"rank is {rank!r} and world_size is {world_size!r}, expected both or none"
         )
     if rank is None or world_size is None:
-        rank, world_size = rank_of(os.environ)
+        launched = rank_of(os.environ)[1]
+        if launched > 1:
+            warnings.warn(
+                f"the launcher has started {launched} processes, and each of them reads all rows: "
+                "give rank= and world_size=, or make the loader after torch.distributed is "
+                "initialised; rank=0, world_size=1 says that it is meant",
+                stacklevel=5,
+            )
+        return Ranks(Share(0, 1, drops), launched)
     rank, world_size = whole("rank", rank, 0), whole("world_size", world_size, 1)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank is {rank}, expected 0 to {world_size - 1}: world_size is "
                           f"{world_size}")  # fmt: skip
-    return Share(rank, world_size, drops)
+    return Ranks(Share(rank, world_size, drops))
 
 
 class MadeStream:
@@ -92,7 +134,7 @@ class MadeStream:
         kind: Kind,
         dataset: Any,
         batched: Batched,
-        share: Share,
+        ranks: Ranks,
         *,
         indices: Indices | None,
         settings: dict[str, Any],
@@ -103,7 +145,9 @@ class MadeStream:
         self._is_read_once = is_iterator(dataset) or (
             isinstance(indices, Sampled) and indices.is_read_once
         )
-        self._kind, self._dataset, self._batched, self._share = kind, dataset, batched, share
+        self._kind, self._dataset, self._batched = kind, dataset, batched
+        self._ranks, self._share = ranks, (share := ranks.share)
+        self._is_told = False
         self._indices, self._settings, self._epochs = indices, settings, epochs
         # Made and not started: what is wrong is told at once, and it knows what positions mean.
         (stream,) = self._make(Mark(Place()))[NAME].streams
@@ -166,9 +210,24 @@ class MadeStream:
             self._indices.resume(mark.place.epoch, mark.place.index, self._bytes_at(mark))
         if self._kind == "iterable":
             warn_of_replay(self._fetch(mark))
+        self._tell()
         coordinator = self._make(mark)
         coordinator.start()
         return _MadeRun(coordinator, self._share, mark.place, self._epochs_from(mark.place)), mark
+
+    def _tell(self) -> None:
+        """Say once what this rank reads of an epoch, if it is not all."""
+        share, num = self._share, self._num_batches(0)
+        if self._is_told or share.num == 1 or num is None:
+            return
+        self._is_told = True
+        size, rows = self._batched.size or 1, self._num_rows(0)
+        last = share.batch(share.rounds(num) - 1, num)
+        missing = max(0, num * size - rows) if last == num - 1 else 0
+        _logger.info(
+            "rank %d of %d: reads %d of %d rows; rank=0, world_size=1 reads all",
+            share.rank, share.num, share.rounds(num) * size - missing, rows,
+        )  # fmt: skip
 
     def next_epoch(self, mark: Mark) -> Mark:
         return Mark(mark.place.after_epoch())
@@ -188,22 +247,30 @@ class MadeStream:
         place, at = mark.place, self._bytes_at(mark)
         if self._indices is not None and at is None:
             at = self._indices.mark(place.epoch, place.index)
+        index = place.index // self._unit
         cut = Cut(
             epoch=place.epoch,
-            index=place.index,
+            index=index,
             step=place.step,
             finished=False,
-            position=Position(place.epoch, 0, (True,), (place.index,), (0,), (at,)),
+            position=Position(place.epoch, 0, (True,), (index,), (0,), (at,)),
             leftover=None,
             encode=self._positions.id.encode,
         )
         state = self._positions.state(cut, None, None, with_rows=False)
-        return {STATE_KEY: bytes(Snapshot((state,)))}
+        return self._ranks.note({STATE_KEY: bytes(Snapshot((state,)))})
+
+    @property
+    def _unit(self) -> int:
+        """Batches that a position counts as one: the rows of a global batch are the same for any
+        number of ranks, and their batches are not."""
+        return self._share.num if self._batched.global_size is not None else 1
 
     def read(self, state: Any) -> Mark:
         check_state(state)
         cut = self._positions.find_in(unpack_state_dict(state)).cut
-        return Mark(Place(cut.epoch, cut.index, cut.step), cut.position.marks[0])
+        self._ranks.check(state)
+        return Mark(Place(cut.epoch, cut.index * self._unit, cut.step), cut.position.marks[0])
 
     def length(self) -> int | None:
         return self._rounds_of(0)
@@ -234,14 +301,19 @@ class MadeStream:
 
     def _num_batches(self, epoch: int) -> int | None:
         """Batches of all ranks in an epoch, where they are known."""
-        if self._kind == "source":
-            return self._batched.count(self._dataset.rows(epoch, self._batched.size or 1))
         try:
             if self._indices is not None:
                 return self._indices.num_batches(epoch)
-            return self._batched.count(len(self._dataset))
+            return self._batched.count(self._num_rows(epoch))
         except TypeError:
             return None
+
+    def _num_rows(self, epoch: int) -> int:
+        """Rows of all ranks in an epoch; raises `TypeError` where nobody knows."""
+        if self._kind == "source":
+            rows: int = self._dataset.rows(epoch, self._batched.size or 1)
+            return rows
+        return len(self._dataset)
 
 
 def _check_rounds(num_batches: int | None, share: Share, epoch: int) -> None:
@@ -310,9 +382,15 @@ class ReadStream:
     """A feed or a consumer, in whose epochs a loader loops; `again` opens another one at a state.
     Owned by the loader's thread."""
 
-    def __init__(self, reader: Reader, again: Callable[[Any], Reader] | None = None) -> None:
+    def __init__(
+        self, reader: Reader, again: Callable[[Any], Reader] | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
         self._reader, self._again = reader, again
+        # None if the rows are those of this process anyway.
+        self._ranks = ranks
         self._is_read = False
+        self._began: dict[str, Any] = {}
 
     def begin(self) -> Mark:
         return Mark(Place(epoch=-1))
@@ -321,8 +399,11 @@ class ReadStream:
         """Nothing: a feed looks after what it reads."""
 
     def open(self, mark: Mark) -> tuple[Run, Mark]:
-        if not self._is_read and self._reader.start is not None:
-            self._reader.start()
+        if not self._is_read:
+            # Once it is read it says where it stands then.
+            self._began = self._reader.position.state_dict()
+            if self._reader.start is not None:
+                self._reader.start()
         self._is_read = True
         reader, place = self._reader.batches, mark.place
         number = reader.next_epoch()
@@ -332,7 +413,7 @@ class ReadStream:
         while number is not None and number < mark.place.epoch:
             next(reader)
             number = reader.next_epoch()
-        return _ReadRun(reader), mark
+        return _ReadRun(reader, Share() if self._ranks is None else self._ranks.share), mark
 
     def next_epoch(self, mark: Mark) -> Mark:
         # The position stays that of the last batch: of a feed no other is known.
@@ -345,22 +426,28 @@ class ReadStream:
         return run
 
     def write(self, mark: Mark) -> dict[str, Any]:
-        numbers = {"epoch": mark.place.epoch, "step": mark.place.step}
-        if mark.at is None:
-            return {**self._reader.position.state_dict(), **numbers}
-        return {STATE_KEY: mark.at.cut().token(), **numbers}
+        if mark.at is not None:
+            position = {STATE_KEY: mark.at.cut().token()}
+        else:
+            position = self._began if self._is_read else self._reader.position.state_dict()
+        state = {**position, "epoch": mark.place.epoch, "step": mark.place.step}
+        return state if self._ranks is None else self._ranks.note(state)
 
     def read(self, state: Any) -> Mark:
         check_state(state)
-        unpack_state_dict(state)
+        found = unpack_state_dict(state)
+        # A feed's own state has no number of batches beside it.
+        token = found if isinstance(found, bytes) else found.states[0].token
         position = {STATE_KEY: state[STATE_KEY]}
+        if self._ranks is not None:
+            self._ranks.check(state)
         if self._is_read and self._again is not None:
             self.close()
             self._reader = self._again(position)
         else:
             self._reader.position.load_state_dict(position)
         self._is_read = False
-        return Mark(Place(state.get("epoch", -1), 0, state.get("step", 0)))
+        return Mark(Place(state.get("epoch", -1), 0, state.get("step", step_of(token))))
 
     def length(self) -> int | None:
         return None
@@ -381,25 +468,88 @@ class ReadStream:
 
 
 class _ReadRun:
-    """A feed or a consumer that is being read; it is not ended with the run. Owned by the loader's
-    thread."""
+    """A feed or a consumer that is being read; it is not ended with the run. Of each round of its
+    batches one rank has one. Owned by the loader's thread."""
 
-    def __init__(self, reader: EpochReader) -> None:
-        self._reader = reader
+    def __init__(self, reader: EpochReader, share: Share) -> None:
+        self._reader, self._share = reader, share
+        self._round: list[Batch] = []
 
     def next_epoch(self) -> int | None:
-        return self._reader.next_epoch()
+        if self._share.num == 1:
+            return self._reader.next_epoch()
+        while not self._round and (epoch := self._reader.next_epoch()) is not None:
+            while len(self._round) < self._share.num and self._reader.next_epoch() == epoch:
+                self._round.append(next(self._reader))
+            if self._share.drops and len(self._round) < self._share.num:
+                self._round = []
+        return self._round[0].epoch if self._round else None
 
     def reaches(self, epoch: int) -> bool:
         return True
 
     def take(self, mark: Mark) -> tuple[Batch, Mark]:
-        batch = next(self._reader)
-        place = Place(batch.epoch, batch.index + 1, mark.place.step + 1)
-        return batch, Mark(place, batch.place)
+        batches, self._round = self._round or [next(self._reader)], []
+        batch = batches[min(self._share.rank, len(batches) - 1)]
+        place = Place(batch.epoch, batches[-1].index + 1, mark.place.step + 1)
+        return batch, Mark(place, batches[-1].place)
 
     def close(self) -> None:
         """Nothing."""
+
+
+class Function:
+    """A pure fetch function, whose columns are known by its first call. Never changes; any thread
+    calls it.
+
+    A source is one, too. It is read in this way if its rows are not one for each record: which
+    rows a batch has is known only to who has read the rows before it.
+    """
+
+    def __init__(self, fetch: Callable[[Call], Any], settings: dict[str, Any]) -> None:
+        self._fetch, self._settings = fetch, settings
+        first = fetch(Call(0, 0, 0, settings["batch_size"], settings["seed"]))
+        if not isinstance(first, (Mapping, tuple, list)):
+            raise ConfigError(
+                f"dataset is a function and gave a {type(first).__name__}, expected a list, tuple "
+                "or dict of arrays"
+            )
+        self._names = list(first if isinstance(first, Mapping) else map(str, range(len(first))))
+
+    def open(self, resume: Any) -> Reader:
+        """A feed of it, at a position."""
+        coordinator = init_data_input_workers(
+            self._names, self._fetch, resume=resume, coordinator=Coordinator(), writable=True,
+            input_source_name=NAME, **self._settings,
+        )  # fmt: skip
+        feed = coordinator[NAME]
+        return Reader(feed.on(0), feed, coordinator.start, coordinator.stop)
+
+    @classmethod
+    def stream(
+        cls, fetch: Any, batched: Batched, ranks: Ranks, settings: dict[str, Any],
+        epochs: int | None,
+    ) -> ReadStream:  # fmt: skip
+        """A stream of its rows in batches, of which each rank takes its own."""
+        if ranks.share.num > 1:
+            warnings.warn(
+                f"each of the {ranks.share.num} ranks makes all batches, and keeps its own: which "
+                "rows they have is known to who has read those before; to make them once, serve "
+                "the data (feeder.serve, feeder serve) and use FeedLoader.connect",
+                stacklevel=5,
+            )
+        last_batch = "drop" if batched.drop_last else "keep"
+        function = cls(
+            fetch, {**settings, "batch_size": batched.size or 1, "last_batch": last_batch,
+                    "epochs": epochs},
+        )  # fmt: skip
+        return ReadStream(function.open(None), function.open, ranks)
+
+
+def has_row_per_record(source: Source) -> bool:
+    """Whether a row of a source follows from its number alone."""
+    traits = source.traits
+    return not (traits.may_skip or traits.filters or traits.is_last or traits.one_per_call)
 
 
 class Connection:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from feeder.adapters.arrays import ArrayLoader
-from feeder.adapters.loop import EpochLoop, from_plain, to_plain
+from feeder.adapters.loop import EpochLoop, Mark, from_plain, to_plain
 from feeder.errors import ConfigError
 
 _NOBODY_SAID = -1
@@ -74,10 +75,42 @@ class FeedLoader(ArrayLoader):
     def _next(self, loop: EpochLoop) -> Any:
         return self.take(loop)[1]
 
+    def is_last(self, step: int) -> bool:
+        """Whether the batch of this step ends its epoch. If nobody knows, the batch after it is
+        waited for."""
+        with self._lock:
+            return self._find(step).place.index == 0
+
+    def _left_for_sure(self, mark: Mark) -> int | None:
+        # What an iterable says of its length may be wrong, and tf.data does not ask it.
+        return None if self._is_iterable else super()._left_for_sure(mark)
+
+    def _ends_epoch(self, mark: Mark) -> bool:
+        left = self._left_for_sure(mark)
+        if left is not None:
+            return left == 0
+        for later in self._ring:
+            if later.place[:2] > mark.place[:2]:
+                return later.place.epoch != mark.place.epoch
+        return self._loop is not None and self._next_epoch() != mark.place.epoch
+
+    def state_dict(self, used: int | None = None) -> dict[str, Any]:
+        """The position after the last batch that was given, or after that of step `used`."""
+        with self._lock:
+            return super().state_dict(used)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state: the next loop gives the rest of its epoch. Raises `ResumeError`."""
         with self._lock:
             super().load_state_dict(state_dict)
+
+    def forget(self, used: int) -> None:
+        with self._lock:
+            super().forget(used)
+
+    def rewind(self, used: int) -> None:
+        with self._lock:
+            super().rewind(used)
 
 
 def _worker(environment: Mapping[str, str]) -> tuple[int | None, int | None]:
@@ -117,6 +150,9 @@ def dataset(loader: Any, *, steps: bool = False, signature: Any = None) -> tf.da
     def generate() -> Iterator[Any]:
         loader = weak()
         assert loader is not None
+        if loader.is_over:
+            # So `.repeat()` ends.
+            return
         loop = iter(loader)
         while True:
             try:
@@ -171,6 +207,31 @@ def _signature(batch: Any, rows: int | None) -> Any:
 # ---- position
 
 
+class Used:
+    """The step of the last batch that was used, as `FeedState.used`. Owned by the trainer's
+    thread."""
+
+    def __init__(self) -> None:
+        with tf.device("CPU:0"):
+            self._step = tf.Variable(_NOBODY_SAID, dtype=tf.int64, trainable=False)
+
+    def assign(self, step: Any) -> None:
+        """Say it, also in a `tf.function`. Of the replicas' steps it is the last one."""
+        inside = tf.distribute.get_replica_context()
+        if inside is not None and inside.strategy.num_replicas_in_sync > 1:
+            raise ConfigError(
+                "feed.used.assign(step) was called in strategy.run, where each replica has a step "
+                "of its own: call it beside strategy.run, with the step that the loop gives"
+            )
+        if isinstance(step, tf.distribute.DistributedValues):
+            step = tf.reduce_max(tf.stack(step.values))
+        self._step.assign(tf.cast(step, tf.int64))
+
+    def numpy(self) -> int:
+        """The step; -1 where nobody has said one."""
+        return int(self._step.numpy())
+
+
 class FeedState(tf.train.experimental.PythonState):
     """The position of a loader, for `tf.train.Checkpoint`: after the batch whose step `used` has.
 
@@ -179,16 +240,15 @@ class FeedState(tf.train.experimental.PythonState):
 
     def __init__(self, loader: Any) -> None:
         self.loader = _loader_of(loader)
-        self.used = tf.Variable(_NOBODY_SAID, dtype=tf.int64, trainable=False)
-        """The step of the last batch that was used: `used.assign(step)`, also in a `tf.function`.
-        -1 where nobody has said one."""
+        self.used = Used()
+        """The last batch that was used: `used.assign(step)`."""
         self._begin = self.loader.step
 
     @property
     def step(self) -> int:
         """The batches that were used since the start. Raises `ConfigError` where batches were
         given, and nobody has said which of them were used."""
-        used = int(self.used.numpy())
+        used = self.used.numpy()
         if used != _NOBODY_SAID:
             return used
         if self.loader.step != self._begin:
@@ -202,11 +262,11 @@ class FeedState(tf.train.experimental.PythonState):
     def rewind(self) -> None:
         """Have the next loop begin after the last batch that was used: batches that were taken and
         of which nobody said so are given again."""
-        used = int(self.used.numpy())
-        self._load(self.loader.state_dict(used=self._begin if used == _NOBODY_SAID else used))
+        used = self.used.numpy()
+        self.loader.rewind(self._begin if used == _NOBODY_SAID else used)
+        self._note_begin()
 
-    def _load(self, state: dict[str, Any]) -> None:
-        self.loader.load_state_dict(state)
+    def _note_begin(self) -> None:
         self._begin = self.loader.step
         self.used.assign(_NOBODY_SAID)
 
@@ -216,36 +276,117 @@ class FeedState(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: bytes) -> None:
         """Go on from a position; called by TensorFlow. Raises `ResumeError`."""
-        self._load(from_plain(json.loads(string_value)))
+        self.loader.load_state_dict(from_plain(json.loads(string_value)))
+        self._note_begin()
+
+
+# ---- Keras
+
+_OVER = "the loader's epoch is over"
 
 
 class FeedCallback(tf.keras.callbacks.Callback):
-    """Tells a `FeedState` what `fit` has used, batch by batch. Give it before callbacks that save,
-    and call `fit` for an epoch, with `steps_per_epoch=loader.left`.
+    """Tells a `FeedState` what `fit` has used, batch by batch. Give it before all other callbacks.
 
-    A call of `fit` goes on after the last batch that was used, also where it looks at a batch to
-    build the model. Owned by the trainer's thread.
+    An epoch of `fit` without `steps_per_epoch` is what is left of the loader's epoch, however long
+    that is; the callback ends it. `fit` goes on after the last batch that was used, also where it
+    looks at a batch to build the model. Owned by the trainer's thread.
     """
 
     def __init__(self, feed: FeedState) -> None:
         super().__init__()
         self._feed = feed
+        self._per_step = 1
+        self._is_first_epoch = True
+        self._num_steps = 0
+        feed.loader.keep()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin after the last batch that was used."""
         # What is trained in an epoch's last, incomplete execution is told by nobody.
         if (num := int(self.model.steps_per_execution)) != 1:
             raise ConfigError(f"the model has steps_per_execution={num}, expected 1")
-        # At an end that it does not know Keras counts a step more, and keeps the number of steps of
-        # its first epoch for all.
-        if self.params["steps"] is None:
+        call = _call_of_fit()
+        for other in getattr(call.get("callbacks"), "callbacks", ()):
+            if isinstance(other, tf.keras.callbacks.BackupAndRestore):
+                raise ConfigError(
+                    "BackupAndRestore keeps weights without the position of the data: keep both by "
+                    "tf.train.Checkpoint(model=model, optimizer=model.optimizer, feed=feed)"
+                )
+        self._per_step = _batches_per_step(self.model.distribute_strategy, call)
+        self._is_first_epoch = True
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin after the last batch that was used, where Keras begins a loop."""
+        feed, steps = self._feed, self.params["steps"]
+        if self._is_first_epoch or steps is None:
+            feed.rewind()
+            feed.used.assign(feed.step)
+        if self._is_first_epoch and steps is not None and epoch + 1 < self.params["epochs"]:
+            self._check_begin(epoch, steps * self._per_step)
+        self._is_first_epoch, self._num_steps = False, 0
+
+    def _check_begin(self, epoch: int, num: int) -> None:
+        """Keras takes so many batches in each epoch of this call: see that it begins with one."""
+        feed, mark = self._feed, self._feed.loader.mark
+        is_whole = mark.place.index == 0 and feed.loader._left_for_sure(mark) == num
+        if feed.step != epoch * num and not is_whole:
             raise ConfigError(
-                "steps_per_epoch is not given: call fit for each epoch with "
-                "steps_per_epoch=loader.left"
+                f"fit begins with epoch {epoch} after {feed.step} batches, and would use {num} in "
+                f"each epoch up to epochs={self.params['epochs']}: leave steps_per_epoch out, or "
+                "call fit for each epoch"
             )
-        self._feed.rewind()
-        self._feed.used.assign(self._feed.step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A batch was used."""
-        self._feed.used.assign_add(1)
+        """A batch of each replica was used; of an epoch's last ones there may be fewer."""
+        loader = self._feed.loader
+        used = min(self._feed.step + self._per_step, loader.step)
+        self._feed.used.assign(used)
+        loader.forget(used)
+        self._num_steps += 1
+        if self.params["steps"] is None and not self.model.stop_training and loader.is_last(used):
+            # To ask TensorFlow for one more counts a step of the optimizer more.
+            self.model.stop_training = _OVER
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Have Keras go on with the next epoch."""
+        steps, num = self.params["steps"], self._num_steps
+        if self.model.stop_training is _OVER:
+            self.model.stop_training = False
+        elif not self.model.stop_training and num != steps:
+            raise ConfigError(
+                f"the data has ended after {num} of {steps or 'some'} steps of epoch {epoch}, and "
+                "the optimizer may have counted one more: leave steps_per_epoch out, and give fit "
+                "the epochs that the loader has"
+            )
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Give back what TensorFlow has taken ahead, so that the loader says where it stands."""
+        self._feed.rewind()
+
+
+def _call_of_fit() -> Mapping[str, Any]:
+    """The variables of the call of `fit` that calls this: Keras tells a callback nothing of other
+    callbacks, nor how replicas get their batches."""
+    frame = sys._getframe()
+    while frame is not None and "epoch_iterator" not in frame.f_locals:
+        frame = frame.f_back  # type: ignore[assignment]
+    return {} if frame is None else frame.f_locals
+
+
+def _batches_per_step(strategy: Any, call: Mapping[str, Any]) -> int:
+    """How many batches of this process a step uses."""
+    # The default strategy knows no devices.
+    alone = strategy.num_replicas_in_sync == 1
+    num = 1 if alone else len(strategy.extended.worker_devices)
+    if num == 1:
+        return 1
+    made = type(getattr(call.get("epoch_iterator"), "_distributed_dataset", None)).__name__
+    # Keras splits each batch of a data set that it is given as it is.
+    found = {"DistributedDatasetsFromFunction": num, "DistributedDataset": 1}.get(made)
+    if found is None:
+        raise ConfigError(
+            f"the model has {num} replicas, and this version of Keras does not tell whether each "
+            "takes batches of its own: write the loop, with dataset(loader, steps=True)"
+        )
+    return found

@@ -44,7 +44,9 @@ class FeedDataLoader(BaseDataLoader):
         num_workers: int = 0
         """Processes that read ahead; 0 is one thread."""
         epochs: int | None = None
-        """After so many the data is exhausted; None is without end."""
+        """After so many the data is exhausted; None is one if not `infinite`, otherwise no end."""
+        infinite: bool = True
+        """Whether epochs follow one another; torchtitan's Validator sets it."""
 
     def __init__(
         self,
@@ -62,10 +64,16 @@ class FeedDataLoader(BaseDataLoader):
         self.loader = FeedLoader(
             config.samples(tokenizer, seq_len), local_batch_size,
             shuffle=config.shuffle or None, seed=config.seed, num_workers=config.num_workers,
-            epochs=config.epochs, drop_last=True, rank=dp_rank, world_size=dp_world_size,
+            epochs=config.epochs or (None if config.infinite else 1), drop_last=True,
+            rank=dp_rank, world_size=dp_world_size,
         )  # fmt: skip
+        self._begin, self._is_read = self.loader.state_dict(), False
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
+        # A validator reads its loader again. A job that is resumed at the end has nothing left.
+        if self._is_read and self.loader.is_over:
+            self.loader.load_state_dict(self._begin)
+        self._is_read = True
         return every_epoch(self.loader)
 
     def state_dict(self) -> dict[str, Any]:

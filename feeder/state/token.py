@@ -129,6 +129,12 @@ def name_of(token: bytes) -> tuple[str, int]:
     return name, number
 
 
+def step_of(token: bytes) -> int:
+    """The batches before a token that each queue has had; of several queues the whole rounds."""
+    (_, _, _, _, _, step, *_), dealing = _open(token)
+    return step if dealing is None else step // dealing.num
+
+
 def calls_of(token: bytes) -> tuple[int, int] | None:
     """Of the token of a pure feed the epoch of its calls, and how many it has made there; None
     where calls behind these are made too."""

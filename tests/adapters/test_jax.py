@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 import subprocess
 import sys
@@ -25,9 +24,11 @@ from orbax.checkpoint import v1 as orbax
 
 import feeder
 from adapters.examples import said
+from adapters.jax_programs import compare as compare_jobs
+from adapters.jax_programs import draw
+from adapters.job_data import DATA
 from adapters.killing_alone import compare
 from feeder.adapters.jax import FeedLoader, global_batches
-from small import Pure, make
 
 ROOT = Path(__file__).parents[2]
 NUM, SIZE = 23, 4
@@ -74,30 +75,7 @@ def test_the_loader_gives_numpy_arrays_an_epoch_at_a_time() -> None:
     assert [len(epoch) for epoch in epochs] == [len(one)] * 2 == [NUM // SIZE] * 2
 
 
-@pytest.mark.parametrize(("ahead", "at"), [(0, 1), (1, 0), (1, 5), (1, 6), (3, 4), (3, 9)])
-def test_a_state_is_of_the_batch_that_was_used(ahead: int, at: int) -> None:
-    whole = numbers(global_batches(loader(epochs=3), sharding()))
-    first = global_batches(loader(epochs=3), sharding(), ahead=ahead)
-    for _ in range(at):
-        next(first)
-    state = json.loads(json.dumps(first.get_state()))
-    second = global_batches(loader(epochs=3), sharding(), ahead=ahead)
-    second.set_state(state)
-    assert numbers(second) == whole[at:]
-    # The one that it was taken of goes on, too, and back.
-    first.set_state(state)
-    assert numbers(first) == whole[at:]
-
-
-def test_a_feed_is_put_over_the_sharding() -> None:
-    with make(Pure(3, 4), epochs=2) as coordinator:
-        batches = global_batches(FeedLoader(coordinator["train"]), sharding())
-        first = next(batches)
-        assert isinstance(first["id"], jax.Array)
-        assert first["id"].shape == (4,)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def warm_orbax(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Orbax keeps pipes open from its first use on."""
     path, data = tmp_path_factory.mktemp("warm") / "job", global_batches(loader(), sharding())
@@ -105,20 +83,6 @@ def warm_orbax(tmp_path_factory: pytest.TempPathFactory) -> None:
     orbax.load_checkpointables(path, {"weights": {"w": jnp.ones(1)}, "data": data})
 
 
-@pytest.mark.usefixtures("warm_orbax")
-def test_orbax_saves_and_loads_it(tmp_path: Path) -> None:
-    whole = numbers(global_batches(loader(epochs=2), sharding()))
-    first = global_batches(loader(epochs=2), sharding())
-    for _ in range(3):
-        next(first)
-    weights = {"w": jnp.arange(4.0)}
-    orbax.save_checkpointables(tmp_path / "job", {"weights": weights, "data": first})
-    second = global_batches(loader(epochs=2), sharding())
-    orbax.load_checkpointables(tmp_path / "job", {"weights": weights, "data": second})
-    assert numbers(second) == whole[3:]
-
-
-@pytest.mark.usefixtures("warm_orbax")
 def test_the_older_orbax_keeps_its_state_as_json(tmp_path: Path) -> None:
     whole = numbers(global_batches(loader(epochs=2), sharding()))
     first = global_batches(loader(epochs=2), sharding())
@@ -160,6 +124,12 @@ def placed(*arguments: Any, **settings: Any) -> Any:
         (
             lambda: next(global_batches(FeedLoader([Odd(x=1)], 1), sharding())),
             "a batch has a Odd, which is no pytree to JAX",
+        ),
+        (lambda: placed(PartitionSpec()), "expected a jax.sharding.Sharding such as"),
+        (lambda: placed({"i": sharding()}), "sharding has another structure than the batch"),
+        (
+            lambda: next(global_batches(FeedLoader([2**31, 0], 2), sharding())),
+            "has int64 from 0 to 2147483648, of which JAX would keep int32",
         ),
     ],
 )
@@ -208,6 +178,13 @@ def test_states_of_others_are_refused() -> None:
 
 
 # ---- kills
+
+
+@pytest.mark.timeout(120)
+def test_random_jobs_go_on_as_if_nobody_had_killed_them(tmp_path: Path) -> None:
+    kinds = {draw(7, number).data.kind: number for number in range(120)}
+    assert kinds.keys() == set(DATA)
+    assert all(compare_jobs(draw(7, number), tmp_path) for number in kinds.values())
 
 
 @pytest.mark.timeout(240)

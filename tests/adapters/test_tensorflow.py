@@ -338,10 +338,6 @@ def test_what_fit_does_not_tell_is_refused() -> None:
     model.compile(loss="mse", steps_per_execution=2)
     with pytest.raises(feeder.ConfigError, match="steps_per_execution=2, expected 1"):
         model.fit(np.ones((4, 3)), np.ones(4), callbacks=[FeedCallback(feed)], verbose=0)
-    model.compile(loss="mse")
-    batches = dataset(feed.loader).map(lambda b: (b["x"], b["i"]))
-    with pytest.raises(feeder.ConfigError, match=r"steps_per_epoch=loader\.left"):
-        model.fit(batches, callbacks=[FeedCallback(feed)], verbose=0)
 
 
 def test_nothing_is_imported_before_it_is_used() -> None:

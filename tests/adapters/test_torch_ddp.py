@@ -42,6 +42,7 @@ def test_the_order_of_samples_stays_with_another_world_size() -> None:
 
 _LOADS = """
 import sys
+import warnings
 import torch.distributed as dist
 from feeder.adapters.torch import FeedLoader
 from feeder.errors import ResumeError
@@ -57,6 +58,13 @@ for i, step in enumerate(steps):
     except ResumeError as error:
         print(error)
     dist.barrier()
+with warnings.catch_warnings(record=True) as found:
+    if rank == 1:
+        dist.barrier()
+    FeedLoader([0] * (6 - rank), 2)
+    if rank == 0:
+        dist.barrier()
+print(*(warning.message for warning in found))
 dist.destroy_process_group()
 """
 
@@ -80,6 +88,9 @@ def test_ranks_whose_states_are_of_different_steps_are_told(tmp_path: Path) -> N
             rank.wait()
     assert [lines[0] for lines in said] == ["loaded 2"] * 2
     assert [lines[2] for lines in said] == ["loaded 0"] * 2
+    # Rows that each rank has by itself would be dealt out once more.
+    expected = "rank 1 has 5 samples in its list, and rank 0 has 6 in one with others"
+    assert said[0][3] == "" and said[1][3].startswith(expected)
     # The later one sees both; each may.
     told = {
         f"rank {rank}'s checkpoint is of step {5 + rank}, rank {1 - rank}'s of step {6 - rank}; "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
+import itertools
 import os
 import random
 import re
@@ -12,6 +14,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
@@ -138,7 +142,7 @@ def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], said: str) 
         (type("Bare", (Dataset,), {"__getitem__": int})(), {"shuffle": True}, "has no __len__"),
         (5, {}, "dataset is a int"),
         (feeder.sources.arrays(np.arange(9)), {"shuffle": True}, "a source has its own order"),
-        (lambda call: [np.ones(3)], {"rank": 0, "world_size": 2}, r"FeedLoader\.connect"),
+        (range(9), {"global_batch_size": 8}, "batch_size is 4: global_batch_size is given"),
     ],
 )
 def test_so_is_what_a_data_set_cannot_do(dataset: Any, settings: Any, said: str) -> None:
@@ -373,11 +377,114 @@ def test_a_rank_reads_the_indices_of_its_batches_and_no_others() -> None:
     assert set(dataset.reads) == set(flat([list(range(i, i + 4)) for i in range(4, 40, 8)]))
 
 
-def test_ranks_are_taken_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_alone_deals_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, dealt = loader().state_dict(), loader(rank=1, world_size=2).state_dict()
+    undated = {name: value for name, value in dealt.items() if name != "world_size"}
+    # The process is alone: it reads all that is left.
+    loader().load_state_dict(dealt)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert epoch_of(loader())[0] == [4, 5, 6, 7]
-    assert epoch_of(loader(rank=0, world_size=1))[1] == [4, 5, 6, 7]
+    with pytest.warns(UserWarning, match="each of them reads all rows: give rank="):
+        each = loader()
+    assert epoch_of(each)[0] == [0, 1, 2, 3]
+    each.load_state_dict(alone)
+    for state, said in ((dealt, "to 2 ranks"), (undated, "an unknown number")):
+        with pytest.raises(feeder.ResumeError, match=said):
+            each.load_state_dict(state)
+        loader(rank=0, world_size=1).load_state_dict(state)
+
+
+def test_a_rank_says_once_what_it_reads(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "feeder.adapters.streams")
+    for rank in range(2):
+        first = loader(rank=rank, world_size=2)
+        assert sum(map(len, flat([epoch_of(first), epoch_of(first)]))) == 2 * (12 - rank)
+    said = "rank {} of 2: reads {} of 23 rows; rank=0, world_size=1 reads all"
+    assert caplog.messages == [said.format(0, 12), said.format(1, 11)]
+
+
+def _uneven(kind: str) -> feeder.sources.Source:
+    """A source whose rows are not one for each record."""
+    numbers = feeder.sources.arrays({"x": np.arange(NUM)}).shuffle()
+    if kind == "filter":
+        return numbers.filter(lambda row: row["x"] % 3)
+    if kind == "skip":
+        return numbers.map(_skips_fifths, on_error="skip")
+    texts = feeder.sources.samples(lambda info: np.arange(info.idx_in_epoch % 5 + 1), NUM)
+    return feeder.sources.pack(texts, seq_len=8, window=4)
+
+
+def _skips_fifths(row: dict[str, Any]) -> dict[str, Any]:
+    if row["x"] % 5 == 0:
+        raise ValueError
+    return row
+
+
+def _rows(batches: Any) -> list[list[Any]]:
+    return [next(iter(batch.values())).tolist() for batch in batches]
+
+
+@hypothesis.given(
+    kind=st.sampled_from(["filter", "skip", "pack"]),
+    size=st.integers(1, 5),
+    drops=st.booleans(),
+    worlds=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    data=st.data(),
+)
+@hypothesis.settings(max_examples=15)
+@pytest.mark.filterwarnings("ignore:each of the . ranks makes all batches")
+def test_batches_are_exact_where_rows_are_not_records(
+    kind: str, size: int, drops: bool, worlds: tuple[int, int], data: st.DataObject
+) -> None:
+    source, rows = _uneven(kind), []
+    with contextlib.suppress(StopIteration):
+        for i in itertools.count():
+            rows += _rows([source(feeder.Call(i, 0, 0, 1, 0))])[0]
+    num = len(rows) // size if drops else -(-len(rows) // size)
+    cut = [rows[i * size : (i + 1) * size] for i in range(num)]
+
+    def made(world: int) -> list[FeedLoader]:
+        settings = {"drop_last": drops, "world_size": world}
+        return [loader(_uneven(kind), size, rank=rank, **settings) for rank in range(world)]
+
+    first, then = worlds
+    rounds = num // first if drops else -(-num // first)
+    at = data.draw(st.integers(0, rounds))
+    loaders = made(first)
+    loops = [iter(each) for each in loaders]
+    given = [_rows([next(loop)])[0] for _ in range(at) for loop in loops]
+    (state,) = {repr(each.state_dict()): each.state_dict() for each in loaders}.values()
+    rest = made(then)
+    for each in rest:
+        each.load_state_dict(state)
+    left = num - at * first
+    given += in_order(zip(*map(_rows, rest), strict=True))
+    expected = cut[: len(cut) - max(0, left) % then] if drops else cut
+    assert given[: len(expected)] == expected
+    # What fills up the last rounds is the epoch's last batch.
+    assert all(batch == cut[-1] for batch in given[len(expected) :])
+    assert not drops or len(given) == len(expected)
+    for each in loaders + rest:
+        each.close()
+
+
+@pytest.mark.parametrize(("first", "then"), [*itertools.permutations((1, 2, 3, 4), 2)])
+def test_a_global_batch_stays_with_another_number_of_ranks(first: int, then: int) -> None:
+    def rounds(world: int, state: Any = None) -> Iterator[tuple[list[int], Any]]:
+        settings = {"shuffle": True, "world_size": world, "global_batch_size": 12}
+        loaders = [FeedLoader(range(60), rank=rank, **settings) for rank in range(world)]
+        for each in loaders:
+            if state is not None:
+                each.load_state_dict(state)
+        for batches in zip(*loaders, strict=True):
+            yield torch.cat(batches).tolist(), loaders[-1].state_dict()
+
+    whole = [rows for rows, _ in rounds(first)]
+    assert whole == [rows for rows, _ in rounds(then)]
+    for at, (_, state) in enumerate(rounds(first), 1):
+        assert [rows for rows, _ in rounds(then, state)] == whole[at:]
+    with pytest.raises(feeder.ConfigError, match="expected a multiple of the 5 ranks"):
+        FeedLoader(range(60), global_batch_size=12, rank=0, world_size=5)
 
 
 # ---- position
@@ -438,6 +545,42 @@ def test_a_sampler_of_another_length_or_order_is_refused() -> None:
 
 
 # ---- iterables, sources, functions, feeds
+
+
+class Again:
+    """Its own iterator, which begins anew when it is asked for one."""
+
+    def __init__(self, *worker: int) -> None:
+        self.at = 0
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __iter__(self) -> Again:
+        self.at = 0
+        return self
+
+    def __next__(self) -> int:
+        if self.at == NUM:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_what_is_its_own_iterator_is_asked_for_one_once_in_an_epoch() -> None:
+    expected = in_order([[range(NUM)[i : i + SIZE] for i in range(0, NUM, SIZE)]])
+    for made in (loader(Again()), loader(range(NUM), sampler=Again())):
+        for _ in range(2):
+            assert epoch_of(made) == list(map(list, expected))
+    source = feeder.sources.iterable(Again)
+    with feeder.init_data_input_workers(["x"], source, SIZE, num_worker_threads=1) as coordinator:
+        assert _rows(coordinator["train"]) == list(map(list, expected))
 
 
 def test_an_iterable_is_begun_anew_after_a_break() -> None:

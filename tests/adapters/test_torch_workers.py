@@ -431,6 +431,42 @@ def test_a_seed_is_alike_in_each_run() -> None:
     assert sorted(orders[0][0]) == ROWS
 
 
-def test_order_comes_as_it_is_ready_if_it_may() -> None:
-    loader = DataLoader(ROWS, 4, num_workers=2, in_order=False)
-    assert sorted(rows(loader)) == ROWS
+class Late(tud.Dataset):
+    """Sample 0 is not there before somebody writes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> int:
+        if i == 0:
+            os.read(self.descriptor, 1)
+        return i
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_what_was_given_before_its_turn_is_not_given_again(workers: int) -> None:
+    reads, writes = os.pipe()
+    try:
+        loader = DataLoader(Late(reads), 2, num_workers=2, in_order=False)
+        loop = iter(loader)
+        given = [next(loop).tolist() for _ in range(4)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        os.write(writes, b"..")
+        assert sorted(given + [batch.tolist() for batch in loop]) == in_twos(ROWS)
+        again = DataLoader(Late(reads), 2, num_workers=workers, in_order=False)
+        again.load_state_dict(state)
+        loop = iter(again)
+        given.append(next(loop).tolist())
+        again.load_state_dict(again.state_dict())
+        rest = [batch.tolist() for batch in again]
+    finally:
+        os.close(reads)
+        os.close(writes)
+    assert [0, 1] not in given[:4] and sorted(given + rest) == in_twos(ROWS)
+
+
+def in_twos(numbers: list[int]) -> list[list[int]]:
+    return [numbers[i : i + 2] for i in range(0, len(numbers), 2)]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,23 @@ def test_epochs_follow_one_another_until_the_data_is_exhausted() -> None:
     assert take(batches, 2 * STEPS) == seen[: 2 * STEPS]
     with pytest.raises(StopIteration):
         next(batches)
+
+
+def test_a_validator_reads_the_same_again() -> None:
+    config = FeedDataLoader.Config(samples=Tokens, shuffle=False)
+    for num, steps in ((STEPS, -1), (2, 2)):
+        # As its Validator does; it makes a loader each time, and others keep theirs.
+        loader = replace(config, infinite=steps != -1).build(
+            dp_world_size=1, dp_rank=0, seq_len=SEQ, local_batch_size=SIZE
+        )
+        for _ in range(3):
+            assert take(islice(loader, num), num) == take(iter(build(shuffle=False)), num)
+    twice = build(shuffle=False, epochs=2)
+    assert [len(list(islice(twice, 2))) for _ in range(4)] == [2] * 4
+    # What is resumed at its end has nothing left.
+    state = (ended := build(epochs=1), list(ended))[0].state_dict()
+    (again := build(epochs=1)).load_state_dict(state)
+    assert list(again) == []
 
 
 @pytest.mark.usefixtures("warm")

@@ -14,7 +14,9 @@ import copy
 import dataclasses
 import json
 import logging
+import os
 import random
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -156,6 +158,37 @@ class Resumed(Stream):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.begun = self.at = state["at"]
+
+
+class Epochs(Resumed):
+    """The same, and its state has the epochs that it was read whole."""
+
+    epochs = 0
+
+    def __iter__(self) -> Any:
+        for sample in super().__iter__():
+            yield self.epochs, sample
+        self.at, self.epochs = 0, self.epochs + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.epochs = state["epochs"]
+
+
+class Sticky(Resumed):
+    """The same as `Resumed`, and what was loaded stays."""
+
+    begins = 0
+
+    def __iter__(self) -> Any:
+        self.begun = self.begins
+        return super().__iter__()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begins = self.at = state["at"]
 
 
 class OwnState(Stream):
@@ -325,16 +358,9 @@ def make_data(program: Program) -> Any:
     """The data set, new."""
     if program.is_iterable:
         kind = program.data.removeprefix("stream ")
-        cls = (
-            OwnState
-            if kind == "own state"
-            else Resumed
-            if "state" in kind
-            else Counted
-            if "len" in kind
-            else Stream
-        )
-        return cls(program.num, program.item, kind)
+        named = {"own state": OwnState, "epochs": Epochs, "sticky": Sticky}
+        plain = Resumed if "state" in kind else Counted if "len" in kind else Stream
+        return named.get(kind, plain)(program.num, program.item, kind)
     cls = {"together": Together, "counting": Counting}.get(program.data, Data)
     return cls(program.num, program.item, program.fails_at, program.error)
 
@@ -426,6 +452,8 @@ class Run:
         self.saves = False
         self.reloads = False
         """Whether each loop goes back to where it stands, by the loader's state."""
+        self.strikes = False
+        """Whether a worker of each loop is killed."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.loader = make_loader(program, cls, seed, **changed)
@@ -474,6 +502,9 @@ class Run:
             self.log.append(plain(batch))
             num += 1
             self._save(number, num)
+            if self.strikes and num == 1:
+                worker = iterator._team.workers[-1]
+                os.kill(worker.pid, signal.SIGKILL)
             if self.reloads and num == 2:
                 self.loader.load_state_dict(json.loads(json.dumps(self.loader.state_dict())))
                 iterator = iter(self.loader)
@@ -526,6 +557,7 @@ def programs(draw: Any, most_workers: int) -> Program:
         "map", "map", "map", "together", *(() if most_workers else ("counting",)),
         "stream plain", "stream self", "stream sharded", "stream len", "stream len more",
         "stream len less", "stream sharded state", "stream state", "stream own state",
+        "stream epochs", "stream sticky",
     )))  # fmt: skip
     is_ragged = draw(st.booleans())
     collate = draw(st.sampled_from(("list", "object") if is_ragged else ("default", "list")))
@@ -553,7 +585,10 @@ def programs(draw: Any, most_workers: int) -> Program:
 
 
 def valid(program: Program) -> Program:
-    """The same, without what PyTorch refuses."""
+    """The same, without what PyTorch refuses, and what nobody knows: how far the workers had read
+    that persist after a loop that was left."""
+    if program.data == "stream epochs" and any(value for _, value in program.actions):
+        program = dataclasses.replace(program, persistent=False)
     if program.batch_size is None:
         return dataclasses.replace(program, drop_last=False)
     return program
@@ -570,6 +605,10 @@ def compare(program: Program) -> None:
         again = Run(program, DataLoader)
         again.reloads = True
         assert again.go().log == want
+    if program.workers:
+        struck = Run(program, DataLoader)
+        struck.strikes = True
+        assert struck.go().log == want
     # Each resume begins processes: with workers after some batches, and not after each.
     for killed in run.kills[:: 1 if not program.workers else max(1, len(run.kills) // 3)]:
         left = want[killed.log_length :]

@@ -55,7 +55,7 @@ def test_quick_demo_ends_equal_and_draws(output: Path) -> None:
         assert demo.stdout is not None and demo.stderr is not None
         first = demo.stdout.readline()
         assert re.search(r"http://127\.0\.0\.1:[0-9]+/", first), first
-        said, errors = demo.communicate()
+        said, errors = demo.stdout.read(), demo.stderr.read()
     assert (demo.returncode, errors) == (0, ""), said
     assert "EQUAL bit for bit" in said
     assert "NOT EQUAL" not in said

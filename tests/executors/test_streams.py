@@ -161,11 +161,13 @@ class DiesHalfWay(Even):
         self.marks, self.die = marks, die
 
     def __call__(self, call: Call) -> Any:
-        # The first call of a process, as which it is made again, has no place yet.
-        if call.out is not None and len(list(self.marks.iterdir())) < 3:
+        # The first call of a process has no place yet. Made again, perhaps in a process that has
+        # had others, a call is answered: one that ends three processes is an error.
+        mark = self.marks / f"{call.epoch}-{call.index}"
+        if call.out is not None and len(list(self.marks.iterdir())) < 3 and not mark.exists():
             for array in call.out.values():
                 array[: len(array) // 2 + 1] = BAD
-            (self.marks / f"{call.epoch}-{call.index}").touch()
+            mark.touch()
             self.die()
         return super().__call__(call)
 

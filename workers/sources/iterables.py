@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 from feeder.workers.errors import ConfigError
@@ -102,7 +102,8 @@ class IterableSource:
             owner = iterator
             if state is not None:
                 owner.load_state_dict(state)
-        worker.iterator, worker.owner = iterator, owner
+        # Taken by `next` alone: the `__iter__` of an iterator may begin anew.
+        worker.iterator, worker.owner = map(next, repeat(iterator)), owner
 
     def cursor(self, worker_id: int) -> dict[str, Any]:
         """Where a worker stands after its last call."""

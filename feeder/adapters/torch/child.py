@@ -196,12 +196,12 @@ class _Worker:
 
     def _open(self, reader: tuple[int, bytes | None, bool]) -> None:
         num, packed, self._is_done = reader
+        if not self._is_done:
+            seed_for_call(self._seed + self._id, self._epoch, -1)
+        self._state.load(packed)
         if self._is_done:
             return
-        seed_for_call(self._seed + self._id, self._epoch, -1)
-        self._state.load(packed)
-        self._iterator = iter(self._dataset)
-        self._state.begin(self._iterator)
+        self._iterator = self._state.begin(iter(self._dataset), num)
         if packed is None:
             for number in range(num):
                 # What failed then fails again, and was told then.
@@ -223,9 +223,13 @@ class _Worker:
         except Exception:
             kind, made = ERROR, self._wrapped()
         state = None
-        if self._state.is_kept and kind != END:
+        if self._state.is_kept:
             try:
-                state = self._state.read(told.number + 1)
+                if kind == END:
+                    self._state.end()
+                    state = self._state.between()
+                else:
+                    state = self._state.read(told.number + 1)
             except Exception:
                 self._reading = " while asking the data set for its state"
                 kind, made = ERROR, self._wrapped()

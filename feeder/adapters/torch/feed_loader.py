@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import GenericAlias
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed
 import torch.utils.data
+import xxhash
 from torch.utils.data.distributed import DistributedSampler
 
 from feeder.adapters.datasets import Batched, Ordered, Sampled, States, check_samples
@@ -28,24 +29,22 @@ from feeder.adapters.loop import EpochLoader, Stream
 from feeder.adapters.packing import COLUMNS, Array, Leaf, unpack
 from feeder.adapters.streams import (
     FEEDS,
-    NAME,
     Connection,
+    Function,
     MadeStream,
-    Reader,
-    ReadStream,
+    Ranks,
     executor_settings,
-    find_share,
+    find_ranks,
+    has_row_per_record,
     read_feed,
     whole,
 )
 from feeder.adapters.torch.callers import tell_saver
-from feeder.api import init_data_input_workers
 from feeder.devices.cuda.torchdriver import import_bindings
 from feeder.errors import ConfigError, ResumeError
-from feeder.feeds.coordinator import Coordinator
 from feeder.sources import RecordError, Source
 from feeder.state import codec
-from feeder.workers.stream.batch import Batch, Call
+from feeder.workers.stream.batch import Batch
 
 _TIMEOUT_S = 600.0
 _PRELOAD = ("feeder.adapters.torch",)
@@ -93,10 +92,13 @@ class FeedLoader(EpochLoader):
         epochs: After so many epochs a further loop raises; None is without end.
         device: Where tensors are to be, such as "cuda:0". Batches are copied to a GPU ahead, each
             as one piece, beside the GPU's work. You may hold three; of more it makes copies there.
-        rank, world_size: By default those of `torch.distributed`, where it is initialised, or the
-            launcher's. Where each rank is to read everything, as in some validations, give 0 and 1.
+        rank, world_size: By default those of `torch.distributed` if it is initialised; otherwise
+            0 and 1, with a warning if the launcher has started more processes. If each rank is to
+            read everything, as in some validations, give 0 and 1.
         executor: What reads ahead, in place of `num_workers`: `feeder.Threads(n)`, or
             `feeder.Processes(n)` with its options.
+        global_batch_size: Samples per batch of all ranks together, in place of `batch_size`: it is
+            the same after a resume with another number of ranks.
     """
 
     def __init__(
@@ -125,13 +127,12 @@ class FeedLoader(EpochLoader):
         rank: int | None = None,
         world_size: int | None = None,
         executor: Any = None,
+        global_batch_size: int | None = None,
     ) -> None:
         given = dict(locals())
         _check(given)
-        batch_size, num_workers, epochs = (
-            given[name] for name in ("batch_size", "num_workers", "epochs")
-        )
-        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        num_workers, epochs = given["num_workers"], given["epochs"]
+        self.dataset, self.drop_last = dataset, drop_last
         self.sampler, self.batch_sampler = sampler, batch_sampler
         self.num_workers, self.collate_fn, self.timeout = num_workers, collate_fn, timeout
         self.pin_memory = pin_memory
@@ -140,7 +141,11 @@ class FeedLoader(EpochLoader):
         # Where batches come on the GPU nothing is moved any more.
         self._device = None if device is None or gpu is not None else torch.device(device)
         self._pins = pin_memory and torch.cuda.is_available() and gpu is None
-        super().__init__(_stream_of(dataset, given | {"devices": gpu or "cpu"}), epochs)
+        given["devices"] = gpu or "cpu"
+        super().__init__(_stream_of(dataset, given), epochs)
+        if self._is_of_group and sampler is None and batch_sampler is None:
+            _compare_rows(dataset)
+        self.batch_size = given["batch_size"]
 
     @classmethod
     def connect(
@@ -322,38 +327,27 @@ STATES = States(_pack_state, _unpack_state)
 # ---- what is read
 
 
-class _Function:
-    """A pure fetch function, whose columns are known by its first call. Never changes; any thread
-    calls it."""
-
-    def __init__(self, fetch: Callable[[Call], Any], settings: dict[str, Any]) -> None:
-        self._fetch, self._settings = fetch, settings
-        first = fetch(Call(0, 0, 0, settings["batch_size"], settings["seed"]))
-        if not isinstance(first, (Mapping, tuple, list)):
-            raise ConfigError(
-                f"dataset is a function and gave a {type(first).__name__}, expected a list, tuple "
-                "or dict of arrays"
-            )
-        self._names = list(first if isinstance(first, Mapping) else map(str, range(len(first))))
-
-    def open(self, resume: Any) -> Reader:
-        """A feed of it, at a position."""
-        coordinator = init_data_input_workers(
-            self._names, self._fetch, resume=resume, coordinator=Coordinator(), writable=True,
-            input_source_name=NAME, **self._settings,
-        )  # fmt: skip
-        feed = coordinator[NAME]
-        return Reader(feed.on(0), feed, coordinator.start, coordinator.stop)
-
-
 def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
     """The stream that a loader of these arguments reads."""
     if isinstance(dataset, FEEDS):
         _refuse(given, "a feed has its own", _OF_DATA_SETS)
         return read_feed(dataset)
+    sampler = given["sampler"] if given["batch_sampler"] is None else given["batch_sampler"]
+    if sampler is not None:
+        names = ("shuffle", "rank", "world_size", "global_batch_size")
+        _refuse(given, "a sampler says what this rank reads", names)
+        ranks = find_ranks(0, 1, drops=False)
+    else:
+        ranks = _ranks(given)
+    if (rows := given["global_batch_size"]) is not None:
+        given["batch_size"], rest = divmod(rows, ranks.share.num)
+        if rest:
+            raise ConfigError(
+                f"global_batch_size is {rows}, expected a multiple of the {ranks.share.num} ranks"
+            )
     seed = given["seed"] if given["generator"] is None else given["generator"].initial_seed()
     batched = Batched(given["batch_size"], given["drop_last"], given["collate_fn"], _read_tensor,
-                      _join_tensors)  # fmt: skip
+                      _join_tensors, given["global_batch_size"])  # fmt: skip
     prefetch = given["prefetch_factor"] or 2
     settings = {
         "seed": seed,
@@ -365,21 +359,17 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
     kind = _kind_of(dataset)
     if kind == "function":
         _refuse(given, "a fetch function is its own data set", _OF_SAMPLES)
-        return _function_stream(dataset, given, settings)
-    sampler = given["sampler"] if given["batch_sampler"] is None else given["batch_sampler"]
+    if kind == "function" or (kind == "source" and not has_row_per_record(dataset)):
+        _refuse(given, "a source has its own order and batches", _OF_SAMPLES)
+        return Function.stream(dataset, batched, ranks, settings, given["epochs"])
     indices: Any = None
     if sampler is not None:
-        _refuse(given, "a sampler says what this rank reads", ("shuffle", "rank", "world_size"))
-        share = find_share(0, 1, drops=False)
         is_batches = given["batch_sampler"] is not None
         batched = batched._replace(size=batched.size or 1) if is_batches else batched
         indices = Sampled(
             sampler, batched, seed, is_batch_sampler=is_batches, make_generator=_generator,
             states=STATES, shared=_shared_of(sampler),
         )  # fmt: skip
-    else:
-        rank, world_size = _ranks(given)
-        share = find_share(rank, world_size, drops=given["drop_last"])
     if kind == "map" and indices is None:
         num = check_samples(dataset)
         indices = Ordered(num, batched, shuffle=bool(given["shuffle"]), seed=seed)
@@ -388,14 +378,15 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
             "an iterable is its own order" if kind == "iterable" else "a source has its own order"
         )
         _refuse(given, what, ("shuffle", "sampler", "batch_sampler"))
-    if kind == "iterable" and share.num > 1:
+    if kind == "iterable" and ranks.share.num > 1:
         warnings.warn(
-            f"each of the {share.num} ranks reads all of the iterable, and keeps its own batches: "
-            "serve it once and use FeedLoader.connect, or give a data set with __getitem__",
+            f"each of the {ranks.share.num} ranks reads all of the iterable, and keeps its own "
+            "batches: serve it once and use FeedLoader.connect, or give a data set with "
+            "__getitem__",
             stacklevel=4,
         )
     return MadeStream(
-        kind, dataset, batched, share, indices=indices, settings=settings,
+        kind, dataset, batched, ranks, indices=indices, settings=settings,
         epochs=given["epochs"], states=STATES,
     )  # fmt: skip
 
@@ -437,21 +428,6 @@ def _kind_of(dataset: Any) -> Any:
     )
 
 
-def _function_stream(dataset: Any, given: dict[str, Any], settings: dict[str, Any]) -> ReadStream:
-    rank, world_size = _ranks(given)
-    if find_share(rank, world_size, drops=False).num > 1:
-        raise ConfigError(
-            "a fetch function cannot be asked for the batches of one rank alone: serve it "
-            "(feeder.serve, feeder serve) and use FeedLoader.connect in each rank"
-        )
-    last_batch = "drop" if given["drop_last"] else "keep"
-    function = _Function(
-        dataset, {**settings, "batch_size": given["batch_size"], "last_batch": last_batch,
-                  "epochs": given["epochs"]},
-    )  # fmt: skip
-    return ReadStream(function.open(None), function.open)
-
-
 def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -460,45 +436,78 @@ def _has_group() -> bool:
     return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
-_num_loaded: dict[bytes, int] = {}
-"""How many states of a stream this process has loaded. Owner: the thread that loads."""
+_num_said: dict[str, int] = {}
+"""How often this process has told the other ranks something about a matter. Owner: the thread that
+makes loaders and loads their states."""
 
 
-def _compare_steps(fingerprint: bytes, step: int) -> None:
-    """Tell the other ranks of which step a loaded state is, and look at those that have told.
+def _say(matter: str, value: str) -> tuple[int, str] | None:
+    """Tell the other ranks a value that is to be equal on all of them. Returns a rank that has told
+    another one before, and what it told; of two ranks that differ the later one is told.
 
-    Through the group's store: a collective operation would wait for ranks that load none.
+    Through the group's store: a collective operation would wait for ranks that do not take part.
     """
     store_of = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
     if store_of is None or torch.distributed.get_backend() == "mpi":
-        return
+        return None
     store, mine = store_of(), torch.distributed.get_rank()
-    number = _num_loaded[fingerprint] = _num_loaded.get(fingerprint, 0) + 1
-    place = f"feeder/{fingerprint.hex()}/{number}"
-    store.set(f"{place}/{mine}", str(step))
+    number = _num_said[matter] = _num_said.get(matter, 0) + 1
+    place = f"feeder/{matter}/{number}"
+    store.set(f"{place}/{mine}", value)
     for rank in range(torch.distributed.get_world_size()):
         key = f"{place}/{rank}"
-        if rank != mine and store.check([key]) and (other := int(store.get(key))) != step:
-            raise ResumeError(
-                f"rank {mine}'s checkpoint is of step {step}, rank {rank}'s of step {other}; have "
-                "all ranks load the checkpoint of one step"
-            )
+        if rank != mine and store.check([key]) and (other := store.get(key).decode()) != value:
+            return rank, other
+    return None
 
 
-def _ranks(given: dict[str, Any]) -> tuple[int | None, int | None]:
+def _compare_steps(fingerprint: bytes, step: int) -> None:
+    """Raise `ResumeError` if another rank has loaded a state of another step."""
+    found = _say(fingerprint.hex(), str(step))
+    if found is not None:
+        mine, (rank, other) = torch.distributed.get_rank(), found
+        raise ResumeError(
+            f"rank {mine}'s checkpoint is of step {step}, rank {rank}'s of step {other}; have "
+            "all ranks load the checkpoint of one step"
+        )
+
+
+def _compare_rows(dataset: Any) -> None:
+    """Warn if another rank deals out another data set: then each may hold its own rows already."""
+    if not hasattr(dataset, "__len__"):
+        return
+    kind, num = type(dataset).__name__, len(dataset)
+    of = getattr(dataset, "indices", None) if kind == "Subset" else None
+    told = repr([num, of, getattr(dataset, "_fingerprint", None)])
+    which = xxhash.xxh3_64_hexdigest(told.encode())
+    found = _say(f"rows of {kind}", f"{num} {which}")
+    if found is not None:
+        mine, (rank, other) = torch.distributed.get_rank(), found
+        warnings.warn(
+            f"rank {mine} has {num} samples in its {kind}, and rank {rank} has "
+            f"{other.split()[0]} in one with others: FeedLoader deals one data set out to all "
+            "ranks; if each has its own rows already, give rank=0, world_size=1 or use DataLoader",
+            stacklevel=3,
+        )
+
+
+def _ranks(given: dict[str, Any]) -> Ranks:
     """Rank and world size as they are given, or as `torch.distributed` has them."""
     rank, world_size = given["rank"], given["world_size"]
     if rank is None and world_size is None and _has_group():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return rank, world_size
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return find_ranks(rank, world_size, drops=given["drop_last"])
 
 
 # ---- arguments
 
 _OF_SAMPLES = ("shuffle", "sampler", "batch_sampler", "collate_fn")
 _OF_DATA_SETS = (*_OF_SAMPLES, "batch_size", "num_workers", "drop_last", "timeout", "generator",
-                 "prefetch_factor", "seed", "epochs", "rank", "world_size", "executor")  # fmt: skip
-_NUMBERS = {"num_workers": 0, "batch_size": 1, "prefetch_factor": 1, "epochs": 1}
+                 "prefetch_factor", "seed", "epochs", "rank", "world_size", "executor",
+                 "global_batch_size")  # fmt: skip
+_NUMBERS = {
+    "num_workers": 0, "batch_size": 1, "prefetch_factor": 1, "epochs": 1, "global_batch_size": 1,
+}  # fmt: skip
 _DEFAULTS = {
     "batch_size": 1, "num_workers": 0, "drop_last": False, "timeout": 0, "seed": 0, "shuffle": None,
 }  # fmt: skip
@@ -539,5 +548,7 @@ def _check(given: dict[str, Any]) -> None:
         raise ConfigError("sampler and batch_sampler are given, expected one of the two")
     if given["batch_sampler"] is not None:
         _refuse(given, "batch_sampler makes the batches", ("batch_size", "drop_last"))
+    if given["global_batch_size"] is not None:
+        _refuse(given, "global_batch_size is given", ("batch_size",))
     if given["batch_size"] is None and given["drop_last"]:
         raise ConfigError("drop_last is True, and batch_size is None: there are no batches")

@@ -196,9 +196,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 begun=Begun(tuple(map(generator_state, own_generators(self)))),
                 pulled=START._replace(state=None if stateful is None else stateful.state_dict()),
             )
-            if not self.num_workers and self._dataset_kind == theirs._DatasetKind.Map:
-                # It goes on from loop to loop; that of an iterable is over with its loop.
-                said = self._dataset_state.read(0)
+            is_map = self._dataset_kind == theirs._DatasetKind.Map
+            if not self.num_workers and (is_map or self._resumed is None):
+                said = self._dataset_state.read(0) if is_map else self._dataset_state.between()
                 mark = mark._replace(readers=None if said is None else ((0, said, False),))
         elif mark.readers is not None and self._resumed is None and not self.num_workers:
             # Nothing is read ahead: what it says now is what it said after that batch.
@@ -258,9 +258,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         stateful = stateful_sampler(self)
         if stateful is not None and mark.pulled.state is not None:
             stateful.load_state_dict(mark.pulled.state)
-        if mark.readers is not None:
+        if mark.readers is not None and self._dataset_kind == theirs._DatasetKind.Map:
             self._dataset_state.load(mark.readers[0][1])
-        return Mark(mark.epoch, 0, mark.step, seed=mark.seed, is_kept=mark.is_kept)
+            mark = mark._replace(readers=None)
+        return Mark(
+            mark.epoch, 0, mark.step, seed=mark.seed, readers=mark.readers, is_kept=mark.is_kept
+        )
 
     # ---- copies
 

@@ -165,15 +165,21 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
             self._state.load(self._packed)
             self._state.begin(None)
             return
-        self._state.begin(self._dataset_fetcher.dataset_iter)
+        fetcher = self._dataset_fetcher
+        num = 0 if self._is_done else at.num
+        fetcher.dataset_iter = self._state.begin(fetcher.dataset_iter, num)
         if self._state.is_kept:
             # It has all that the generators of the process would say of the samples.
             self._begun_with = self._begun_with._replace(process=())
 
     def _first(self, at: Mark) -> Mark:
-        if at.readers is not None or not self._state.is_kept:
+        if not self._state.is_kept or at.begun is not None:
             return at
         return at._replace(readers=((at.num, None, False),))
+
+    def _end(self) -> None:
+        self._state.end()
+        super()._end()
 
     def _pass_over(self, iterator: Iterator[Any]) -> None:
         # What failed then fails again, and was told then.
@@ -204,7 +210,10 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
         if order is not None:
             readers = ((at.num + 1, None, False),) if self._state.is_kept else None
             return Mark(at.epoch, at.num + 1, at.step + 1, order.begun, order.pulled, None, readers)
-        readers = ((at.num + 1, None, self._dataset_fetcher.ended),)
+        has_ended = self._dataset_fetcher.ended
+        if has_ended:
+            self._state.end()
+        readers = ((at.num + 1, None, has_ended),)
         return Mark(at.epoch, at.num + 1, at.step + 1, self._begun, START, None, readers)
 
 
@@ -239,8 +248,10 @@ class _Asked(NamedTuple):
     """A batch that a worker is to give."""
 
     worker: Worker
+    before: Pulled
+    """Where the order stood before it."""
     pulled: Pulled
-    """Where the order stands after it."""
+    """Where it stands after it."""
 
 
 class WorkerLoop(_Loop):
@@ -258,7 +269,13 @@ class WorkerLoop(_Loop):
     def next_mark(self, epoch: int, num: int, step: int) -> Mark:
         # None before its first loop.
         seed = getattr(self, "_base_seed", None) if self._persistent else None
-        return Mark(epoch, num, step, seed=seed, is_kept=seed is not None)
+        readers = None
+        if seed is not None and self._is_iterable:
+            workers = self._team.workers
+            if all(worker.has_ended for worker in workers):
+                # All were given whole: what their data sets say then is known.
+                readers = tuple((0, worker.reader[1], False) for worker in workers)
+        return Mark(epoch, num, step, seed=seed, readers=readers, is_kept=seed is not None)
 
     def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
         is_new = self._team is None or self._team.is_closed
@@ -280,6 +297,7 @@ class WorkerLoop(_Loop):
             self._hire(loader, at)
         self._pull_from(at)
         self._asked: deque[_Asked] = deque()
+        self._pulled = self._pulled_first
         self._timeout_s, self._in_order = loader.timeout, loader.in_order
         self._prefetch = loader.prefetch_factor
         is_dealt = dealt_sampler(loader) is not None
@@ -290,9 +308,9 @@ class WorkerLoop(_Loop):
         self._turn = at.turn
         # An iterable has a reader in each worker; else the number of the next batch is the order's.
         readers = at.readers or ((0, None, False),) * self._num
-        self._team.begin(
-            at.epoch, self._seed, readers if self._is_iterable else (None,) * self._num
-        )
+        readers = readers if self._is_iterable else (None,) * self._num
+        is_told = is_new or loader._resumed is not None
+        self._team.begin(at.epoch, self._seed, readers, is_told=is_told)
         for _ in range(self._prefetch * self._num):
             self._ask()
 
@@ -343,11 +361,11 @@ class WorkerLoop(_Loop):
         if order is None:
             assert worker.reader is not None
             told = Read(worker.reader[0] + len(worker.asked), transport.write_indices(indices))
-            self._asked.append(_Asked(worker, START))
+            self._asked.append(_Asked(worker, START, START))
         else:
-            pulled = order.pulled
-            told = Read(pulled.num - 1, transport.write_indices(indices), *order.place)
-            self._asked.append(_Asked(worker, pulled))
+            before, self._pulled = self._pulled, order.pulled
+            told = Read(self._pulled.num - 1, transport.write_indices(indices), *order.place)
+            self._asked.append(_Asked(worker, before, self._pulled))
         self._team.ask(worker, told)
 
     def _next_worker(self) -> Worker | None:
@@ -369,7 +387,7 @@ class WorkerLoop(_Loop):
         until = time.monotonic() + timeout if timeout > 0 else None
         while self._asked:
             at = 0 if self._in_order else self._next_ready(until)
-            worker, pulled = self._asked[at]
+            worker, _, pulled = self._asked[at]
             if worker.has_ended:
                 del self._asked[at]
                 continue
@@ -377,7 +395,7 @@ class WorkerLoop(_Loop):
             del self._asked[at]
             self._ask()
             if answer.kind != child.END:
-                return self._give(worker, answer, pulled)
+                return self._give(worker, answer, pulled if self._in_order else self._behind())
         self._end()
         if not self._persistent_workers:
             self.close()
@@ -394,6 +412,16 @@ class WorkerLoop(_Loop):
             self.close()
             raise
         return answer
+
+    def _behind(self) -> Pulled:
+        """Where the order stands before the first batch that was not given, and which later ones
+        were."""
+        if not self._asked:
+            return self._pulled
+        first = self._asked[0].before
+        missing = {asked.pulled.num - 1 for asked in self._asked}
+        later = set(range(first.num, self._pulled.num)) | set(self._pulled.given)
+        return first._replace(given=tuple(sorted(later - missing)))
 
     def _next_ready(self, until: float | None) -> int:
         """Which of the batches that are asked for is there first."""

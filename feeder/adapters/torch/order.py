@@ -200,6 +200,8 @@ class Pulled(NamedTuple):
     """What a sampler with a state says."""
     is_last: bool = False
     """Whether a sampler with a state has come to its end: its state may be one of a next loop."""
+    given: tuple[int, ...] = ()
+    """Later batches that were given before their turn, as with in_order=False."""
 
 
 START = Pulled(0, xxhash.xxh3_64().intdigest())
@@ -225,6 +227,7 @@ class Order:
         self._digest = xxhash.xxh3_64()
         self._num = 0
         self._is_last = False
+        self._given = frozenset(() if resumed is None else resumed[1].given)
         # Whether it is known what the first batch is drawn from.
         self._is_noted = not self._is_lazy
         if resumed is not None:
@@ -232,7 +235,9 @@ class Order:
             self._is_noted |= self.begun.seed is not None or bool(self.begun.process)
         else:
             own = tuple(map(generator_state, self._own))
-            dealt = self._dealt and (self._dealt.epoch, self._dealt.num_replicas, 0)
+            # One that has nothing for a rank is false.
+            sampler = self._dealt
+            dealt = None if sampler is None else (sampler.epoch, sampler.num_replicas, 0)
             self.begun = Begun(own, self._note(lazily=False), None, dealt)
 
     def _find_random(self) -> Any:
@@ -321,7 +326,15 @@ class Order:
                 f"called with {sampler.epoch}"
             )
         if sampler.num_replicas != ranks:
-            had += num * self._batch_size * ranks
+            if self._given:
+                raise ResumeError(
+                    f"the state is one of {ranks} ranks that gave batches before their turn, as "
+                    f"in_order=False has it: it fits each rank by itself, and there are "
+                    f"{sampler.num_replicas} now"
+                )
+            left = len(sampler.dataset) - had
+            of_each = left // ranks if sampler.drop_last else -(-left // ranks)
+            had += min(num * self._batch_size, of_each) * ranks
             ranks, num = sampler.num_replicas, 0
         self.begun = self.begun._replace(dealt=(epoch, ranks, had))
         self._iterator = self._in_batches(_rest_of(sampler, had))
@@ -336,7 +349,10 @@ class Order:
     def __next__(self) -> Any:
         if not self._is_noted:
             self._note_first()
-        return self._pull()
+        indices = self._pull()
+        while self._num - 1 in self._given:
+            indices = self._pull()
+        return indices
 
     def _note_first(self) -> None:
         """What the first batch is drawn from."""
@@ -364,11 +380,12 @@ class Order:
     @property
     def pulled(self) -> Pulled:
         """Where it stands."""
+        given = tuple(sorted(number for number in self._given if number >= self._num))
         if self._stateful is None:
-            return Pulled(self._num, self._digest.intdigest())
+            return Pulled(self._num, self._digest.intdigest(), given=given)
         # The sampler goes on, and may change what it said.
         state = copy.deepcopy(self._stateful.state_dict())
-        return Pulled(self._num, START.digest, state, self._is_last)
+        return Pulled(self._num, START.digest, state, self._is_last, given)
 
     @property
     def place(self) -> tuple[int, int]:

@@ -49,6 +49,7 @@ def write(mark: Mark) -> dict[str, Any]:
         "digest": f"{pulled.digest:016x}",
         "sampler": None if pulled.state is None else _text(STATES.pack(pulled.state)),
         "is_last": pulled.is_last,
+        "given": list(pulled.given),
         "readers": None if readers is None else [
             [num, None if state is None else _text(state), is_done]
             for num, state, is_done in readers
@@ -73,6 +74,7 @@ def read(state: dict[str, Any]) -> Mark:
         pulled=Pulled(
             int(state["pulled"]), int(state["digest"], 16),
             None if sampler is None else STATES.unpack(b64decode(sampler)), bool(state["is_last"]),
+            tuple(state["given"]),
         ),
         seed=state["seed"],
         readers=None if readers is None else tuple(

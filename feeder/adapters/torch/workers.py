@@ -199,14 +199,15 @@ class Team:
 
     # ---- loops
 
-    def begin(self, epoch: int, seed: int, readers: Sequence[Any]) -> None:
-        """Begin a loop in all of them; what they were asked before is not waited for any more."""
+    def begin(self, epoch: int, seed: int, readers: Sequence[Any], *, is_told: bool) -> None:
+        """Begin a loop in all of them; what they were asked before is not waited for any more. They
+        are told where to begin, or stand there by themselves."""
         self.check()
         self._begin = self._begin[0] + 1, epoch, seed
         for worker, reader in zip(self.workers, readers, strict=True):
             worker.asked.clear()
             worker.reader, worker.num_deaths = reader, 0
-            self._send(worker, Begin(*self._begin, reader))
+            self._send(worker, Begin(*self._begin, reader if is_told else None))
 
     def ask(self, worker: Worker, told: Read) -> None:
         """Ask a worker for a batch."""
@@ -238,10 +239,9 @@ class Team:
             worker.asked.popleft()
             worker.num_deaths = 0
             if worker.reader is not None:
-                num, state, is_done = worker.reader
+                num, _, is_done = worker.reader
                 is_end = found.kind == child.END
-                after = state if is_end else found.state
-                worker.reader = num + (not is_end), after, is_end or is_done
+                worker.reader = num + (not is_end), found.state, is_end or is_done
             return found
 
     def first(self, workers: list[Worker], until: float | None) -> Worker:
