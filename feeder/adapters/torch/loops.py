@@ -210,7 +210,10 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
         if order is not None:
             readers = ((at.num + 1, None, False),) if self._state.is_kept else None
             return Mark(at.epoch, at.num + 1, at.step + 1, order.begun, order.pulled, None, readers)
-        readers = ((at.num + 1, None, self._dataset_fetcher.ended),)
+        has_ended = self._dataset_fetcher.ended
+        if has_ended:
+            self._state.end()
+        readers = ((at.num + 1, None, has_ended),)
         return Mark(at.epoch, at.num + 1, at.step + 1, self._begun, START, None, readers)
 
 

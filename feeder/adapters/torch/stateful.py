@@ -13,9 +13,9 @@ from typing import Any, Literal
 from feeder.adapters.torch.order import is_stateful
 from feeder.errors import ResumeError
 
-Kind = Literal["begin", "rest", "next"]
-"""What a loop is that a loaded state bears upon: it begins with one, or it is the rest of one, or
-no state was loaded since the loop before."""
+Kind = Literal["begin", "rest", "next", "unread"]
+"""What a loop is that a loaded state bears upon: it begins with one; or is the rest of one; or it
+comes after such a loop; or after the rest of one, of which nobody has read anything."""
 
 _NOTHING = object()
 
@@ -40,11 +40,10 @@ class DatasetState:
         self._between: bytes | None = None
         # Whether no loop was left early since it was begun.
         self._is_whole = True
-        self._is_changed = False
-        # What it said after the first sample since a state was loaded; None if it gave none.
+        # What the loop before was, if a state was loaded for it; and of the rest of one, what the
+        # data set said after its first sample: empty if it had none, None if it was not read.
+        self._before: Kind | None = None
         self._passed: bytes | None = None
-        # Whether the rest of a loop was to be given, and nothing of it was.
-        self._is_unread = False
 
     @property
     def is_kept(self) -> bool:
@@ -58,15 +57,21 @@ class DatasetState:
         self._loaded = None if packed is None else self._states.unpack(packed)
         if self._loaded is not None and not self._loaded[0]:
             self._dataset.load_state_dict(self._loaded[1])
-            self._is_changed, self._passed = True, None
-        self._between = packed or (self.between() if self._is_iterable else None)
+            self._before, self._passed = "begin", None
+        if self._loaded is None:
+            self._between = self.between() if self._is_iterable else None
+        else:
+            # False of a state that is one between two loops itself.
+            self._between = packed if self._loaded[2] is False else self._loaded[2]
 
     def between(self) -> bytes | None:
         """What the data set says between two loops; None if it has a state only once it is
-        iterated over, and after a loop that was left, of which it may speak."""
+        iterated over. After a loop that was left, of which it may speak, what it said before."""
+        if not self._is_whole:
+            return self._between
         with contextlib.suppress(Exception):
-            if self._is_whole and is_stateful(self._dataset):
-                packed: bytes = self._states.pack([False, self._dataset.state_dict()])
+            if is_stateful(self._dataset):
+                packed: bytes = self._states.pack([False, self._dataset.state_dict(), False])
                 return packed
         return None
 
@@ -82,32 +87,33 @@ class DatasetState:
                 raise ResumeError("the state is one of the data set's iterator, which has none now")
             iterator.load_state_dict(self._loaded[1])
             return iterator
-        if self._initial is None or (self._loaded is None and not self._is_changed):
+        if self._initial is None or self._before is None:
             return iterator
-        kind: Kind = "next" if self._loaded is None else "rest" if num else "begin"
-        is_unread, self._is_unread = self._is_unread, kind == "rest"
-        if kind == "next" and is_unread:
-            # Nobody has taken what was loaded.
-            return self.anew()
+        kind: Kind
+        if self._loaded is not None:
+            kind = self._before = "rest" if num else "begin"
+        else:
+            kind = "unread" if self._before == "rest" and self._passed is None else "next"
         return _Checked(self, iterator, kind)
 
     def end(self) -> None:
         """The loop has had all."""
         self._is_whole = True
 
-    def anew(self) -> Iterator[Any]:
-        """Iterate as if nothing was loaded."""
-        assert self._initial is not None
-        self._dataset.load_state_dict(self._states.unpack(self._initial)[1])
-        self._is_changed = False
-        return iter(self._dataset)
+    def anew(self) -> Iterator[Iterator[Any]]:
+        """Iterators over the data set as it was before the loop whose rest was loaded, and as it
+        was at first."""
+        for packed in filter(None, (self._between, self._initial)):
+            self._dataset.load_state_dict(self._states.unpack(packed)[1])
+            yield iter(self._dataset)
 
     def is_stale(self, kind: Kind, *, is_empty: bool) -> bool:
         """Whether a loop that has come to its first sample is to be begun anew: it has none, or it
-        is where the one before was that began with a loaded state."""
-        now = None if is_empty else self._states.pack(self._dataset.state_dict())
-        is_stale = (is_empty and kind != "rest") or (kind == "next" and now == self._passed)
-        self._passed, self._is_changed, self._is_unread = now, kind != "next", False
+        is where the one before was, which was the rest of one."""
+        now = b"" if is_empty else self._states.pack(self._dataset.state_dict())
+        is_stale = kind != "rest" and (is_empty or kind == "unread" or now == self._passed)
+        self._before = kind if kind in ("begin", "rest") else None
+        self._passed = now if kind == "rest" else None
         return is_stale
 
     def read(self, num: int) -> bytes | None:
@@ -117,7 +123,11 @@ class DatasetState:
             return self._between
         if self._owner is None:
             return None
-        packed: bytes = self._states.pack([self._is_iterators, self._owner.state_dict()])
+        return self._pack(self._is_iterators, self._owner.state_dict())
+
+    def _pack(self, is_iterators: bool, state: Any) -> bytes:
+        # With what a loop began with, for the loop after one that is left.
+        packed: bytes = self._states.pack([is_iterators, state, self._between])
         return packed
 
 
@@ -138,8 +148,10 @@ class _Checked:
         found = next(self._iterator, _NOTHING)
         self._is_first = False
         if self._state.is_stale(self._kind, is_empty=found is _NOTHING):
-            self._iterator = self._state.anew()
-            return next(self._iterator)
+            for iterator in self._state.anew():
+                self._iterator, found = iterator, next(iterator, _NOTHING)
+                if found is not _NOTHING:
+                    break
         if found is _NOTHING:
             raise StopIteration
         return found
