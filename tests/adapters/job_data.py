@@ -44,7 +44,7 @@ class Data:
                 return Iterated(samples)
             case "state":
                 return Stated(samples)
-        more = {"length": 0, "longer": 7, "shorter": -min(3, self.num - 1)}
+        more = {"length": 0, "longer": 7, "shorter": -min(3, self.num - self.size * self.world)}
         return Sized(samples, more[self.kind])
 
     def make_feed(self) -> feeder.Coordinator:

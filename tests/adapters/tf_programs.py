@@ -275,9 +275,7 @@ def compare(c: Configuration, folder: Path) -> int:
         check(c, whole)
         for at in range(len(whole.log) + 1):
             rest = Job(c, server).run(str(folder / f"{at}")).log
-            assert rest == whole.log[at:], (
-                f"resumed at {at}: {rest}, expected {whole.log[at:]}"
-            )
+            assert rest == whole.log[at:], f"resumed at {at}: {rest}, expected {whole.log[at:]}"
         return len(whole.log) + 1
 
 
