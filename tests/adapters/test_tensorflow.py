@@ -172,25 +172,6 @@ def test_the_trainer_may_say_it_in_a_compiled_loop(whole: list[list[int]]) -> No
     assert epochs(second, dataset(second)) == whole[3:]
 
 
-def test_a_state_goes_on_by_itself_after_it_is_restored(
-    tmp_path: Path, whole: list[list[int]]
-) -> None:
-    one = loader()
-    state = FeedState(one)
-    batches = dataset(one, steps=True).prefetch(2)
-    checkpoint = tf.train.Checkpoint(feed=state)
-    for step, _ in batches:
-        state.used.assign(step)
-        if step == 2:
-            saved = checkpoint.save(tmp_path / "job")
-    checkpoint.restore(saved)
-    assert state.step == 2
-    assert [b["i"].numpy().tolist() for _, b in batches] == whole[2:STEPS]
-    state.used.assign(4)
-    state.rewind()
-    assert [b["i"].numpy().tolist() for _, b in batches] == whole[4:STEPS]
-
-
 def test_a_state_that_nobody_told_is_no_state(tmp_path: Path) -> None:
     one = loader()
     checkpoint = tf.train.Checkpoint(feed=FeedState(one))

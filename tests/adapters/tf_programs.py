@@ -8,13 +8,11 @@ undisturbed run, from `tf.train.Checkpoint` alone. A kill is a run that is left 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
 import os
 import random
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ with warnings.catch_warnings():
     from feeder.adapters.tensorflow import FeedCallback, FeedLoader, FeedState, dataset
 
 import feeder
-from adapters.job_data import DATA, Data
+from adapters.job_data import DATA, Data, run_campaign
 
 WAYS = ("loop", "repeat", "fit", "fit", "fit each", "fit steps", "unbuilt", "split", "each",
         "loop of replicas")  # fmt: skip
@@ -279,27 +277,5 @@ def compare(c: Configuration, folder: Path) -> int:
         return len(whole.log) + 1
 
 
-def main() -> None:
-    """The command of the campaign: draw configurations, and count what differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--configurations", type=int, default=300)
-    parser.add_argument("--first", type=int, default=0, help="to run one again")
-    told = parser.parse_args()
-    kills = differences = 0
-    for number in range(told.first, told.first + told.configurations):
-        c = draw(told.seed, number)
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                kills += compare(c, Path(folder))
-            except Exception as error:
-                differences += 1
-                print(f"configuration {number}, {c}: {type(error).__name__}: {str(error)[:900]}",
-                      flush=True)  # fmt: skip
-    print(f"tf, seed {told.seed}: {told.configurations} configurations, {kills} kills, "
-          f"{differences} differences")  # fmt: skip
-    raise SystemExit(differences > 0)
-
-
 if __name__ == "__main__":
-    main()
+    run_campaign("tf", draw, compare)
