@@ -25,7 +25,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from feeder.adapters.torch import transport
-from feeder.adapters.torch.stateful import DatasetState
+from feeder.adapters.torch.stateful import DatasetState, has_shrunk
 from feeder.executors.blocks import Writer
 from feeder.executors.wire import HungUp, Place, Wire
 from feeder.workers.fetch.seeding import seed_for_call
@@ -207,6 +207,8 @@ class _Worker:
                 # What failed then fails again, and was told then.
                 with contextlib.suppress(Exception):
                     self._samples(number)
+            if self._is_done:
+                raise has_shrunk()
 
     # ---- batches
 

@@ -131,6 +131,11 @@ class DatasetState:
         return packed
 
 
+def has_shrunk() -> ResumeError:
+    """An iterable that is read again comes to its end before the place that a state says."""
+    return ResumeError("the iterable has fewer samples than it had given when the state was taken")
+
+
 class _Checked:
     """An iterator over a data set into which a state was loaded, for this loop or for the one
     before: begun anew without it if that has stayed."""
