@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import TrainingArguments, set_seed
 
-from feeder.adapters.hf import FeedLoader, FeedTrainer
+from feeder.adapters.hf import DataLoader, FeedTrainer
 
 
 class Circles(Dataset):  # points, and whether each lies in a circle
@@ -47,7 +47,7 @@ def main(folder, max_steps=-1):
         disable_tqdm=True,
     )
     model = Model()
-    loader = FeedLoader(Circles(), batch_size=10, shuffle=True)
+    loader = DataLoader(Circles(), batch_size=10, shuffle=True)
     trainer = FeedTrainer(model, arguments, train_loader=loader)
     trainer.train(resume_from_checkpoint=any(Path(folder).glob("checkpoint-*")))
     print(f"weights {sum(weight.norm() for weight in model.parameters()):.9f}")

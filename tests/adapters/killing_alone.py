@@ -41,7 +41,8 @@ def run(framework: str, folder: Path, kill_after: int | None, notes: Notes) -> b
         assert child.stdout is not None
         try:
             # What libraries print is nothing of the job's.
-            lines = (line for line in child.stdout if line[0] == "[" or line == "end\n")
+            lines = (line for line in child.stdout if line[-2:] == "]\n" or line == "end\n")
+            count = 0
             for count, line in enumerate(lines, 1):
                 if line == "end\n":
                     return True
@@ -49,7 +50,10 @@ def run(framework: str, folder: Path, kill_after: int | None, notes: Notes) -> b
                 before = notes.setdefault(num, said)
                 assert before == said, f"step {num} was {before}, and after a kill {said}"
                 if count == kill_after:
-                    return False
+                    # What it has said until then it may have saved, too: that is read.
+                    child.kill()
+            if kill_after is not None and count >= kill_after:
+                return False
         finally:
             child.kill()
         raise AssertionError(f"it ended with status {child.wait()}")

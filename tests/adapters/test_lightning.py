@@ -16,111 +16,49 @@ with warnings.catch_warnings():
     # What Lightning's own imports say is not ours.
     warnings.simplefilter("ignore")
     import lightning
-    import torch
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning.pytorch.utilities import CombinedLoader
+
+    from adapters.lightning_child import EPOCHS, SAMPLES, SIZE, Model, Points
+    from adapters.lightning_programs import differences, draw_fit
 
 from adapters.examples import said
 from adapters.killing_alone import compare
-from adapters.lightning_child import EPOCHS, SAMPLES, SIZE, Points
-from feeder.adapters.lightning import FeedCheckpoint, FeedLoader
+from adapters.loaders import count
+from feeder.adapters.lightning import DataLoader, FeedCheckpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROOT = Path(__file__).parents[2]
-STEPS = -(-SAMPLES // SIZE)
+
+@pytest.mark.timeout(120)
+def test_random_fits_go_on_from_every_step() -> None:
+    kills, wrong = count(draw_fit, differences, seed=1, num=12)
+    assert kills > 20
+    assert not wrong
 
 
-class Model(lightning.LightningModule):
-    """Notes the samples of each step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = torch.nn.Linear(4, 1)
-        self.seen: list[tuple[int, list[int]]] = []
-
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        batch = batch["one"] if isinstance(batch, dict) else batch
-        x, y, ids = batch
-        self.seen.append((self.global_step, ids.tolist()))
-        return (self.net(x) - y).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-
-
-class Data(lightning.LightningDataModule):
-    def __init__(self, combined: bool = False) -> None:
-        super().__init__()
-        self.combined = combined
-
-    def train_dataloader(self) -> Any:
-        loader = FeedLoader(Points(), SIZE, shuffle=True)
-        if not self.combined:
-            return loader
-        other = FeedLoader(Points(), SIZE, shuffle=True, seed=1)
-        return CombinedLoader({"one": loader, "two": other}, mode="min_size")
-
-
-def fit(
-    folder: Path, resume: Any = None, *, steps: int = -1, combined: bool = False,
-    every: int | None = 1,
-) -> Model:  # fmt: skip
-    lightning.seed_everything(0, verbose=False)
-    model = Model()
-    saved = ModelCheckpoint(
-        folder, filename="{step}", every_n_train_steps=every, save_top_k=-1,
-        every_n_epochs=None if every else 1,
-    )  # fmt: skip
+def fit(folder: Path, *callbacks: Any, devices: int = 1, **settings: Any) -> Any:
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, max_epochs=EPOCHS, max_steps=steps, logger=False,
-        callbacks=[saved, FeedCheckpoint()], enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=folder,
+        accelerator="cpu", devices=devices, max_epochs=EPOCHS, logger=False,
+        enable_checkpointing=False, callbacks=list(callbacks), enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=folder,
     )  # fmt: skip
-    trainer.fit(model, datamodule=Data(combined), ckpt_path=resume)
-    return model
+    trainer.fit(Model(), DataLoader(Points(), SIZE, shuffle=True), **settings)
+    return trainer
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return fit(tmp_path_factory.mktemp("whole"))
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("step", [1, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS, 3 * STEPS - 1])
-def test_a_checkpoint_at_any_step_goes_on_bit_for_bit(
-    whole: Model, tmp_path: Path, step: int
-) -> None:
-    fit(tmp_path, steps=step)
-    resumed = fit(tmp_path, tmp_path / f"step={step}.ckpt")
-    assert len(whole.seen) == EPOCHS * STEPS
-    assert resumed.seen == whole.seen[step:]
-    assert torch.equal(resumed.net.weight, whole.net.weight)
-
-
-@pytest.mark.timeout(120)
-def test_so_does_one_of_an_epochs_end_and_a_second_resume(whole: Model, tmp_path: Path) -> None:
-    fit(tmp_path, steps=STEPS, every=None)
-    (saved,) = tmp_path.glob("*.ckpt")
-    # Without `max_steps`, with which Lightning ends the epoch after such a checkpoint at its first
-    # batch, whatever the loader is.
-    second = fit(tmp_path / "second", saved)
-    third = fit(tmp_path / "third", tmp_path / f"second/step={STEPS + 3}.ckpt")
-    assert second.seen == whole.seen[STEPS:]
-    assert third.seen == whole.seen[STEPS + 3 :]
-
-
-@pytest.mark.timeout(120)
-def test_a_combined_loader_is_resumed(tmp_path: Path) -> None:
-    whole = fit(tmp_path / "whole", combined=True)
-    fit(tmp_path, combined=True, steps=4)
-    resumed = fit(tmp_path, tmp_path / "step=4.ckpt", combined=True)
-    assert resumed.seen == whole.seen[4:]
+@pytest.mark.timeout(60)
+def test_a_missing_callback_is_told(tmp_path: Path) -> None:
+    trainer = fit(tmp_path)
+    with pytest.warns(UserWarning, match=r"callbacks=\[FeedCheckpoint\(\)\]"):
+        trainer.save_checkpoint(tmp_path / "one.ckpt")
+    kept = fit(tmp_path, FeedCheckpoint())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Lightning by itself")
+        kept.save_checkpoint(tmp_path / "two.ckpt")
 
 
 @pytest.mark.timeout(240)
 def test_a_killed_trainer_goes_on_bit_for_bit() -> None:
-    assert compare("lightning", 2, seed=3) == 3 * STEPS
+    assert compare("lightning", 2, seed=3) == EPOCHS * -(-SAMPLES // SIZE)
 
 
 @pytest.mark.timeout(240)

@@ -39,6 +39,7 @@ from feeder.adapters.streams import (
     read_feed,
     whole,
 )
+from feeder.adapters.torch.callers import tell_saver
 from feeder.devices.cuda.torchdriver import import_bindings
 from feeder.errors import ConfigError, ResumeError
 from feeder.sources import RecordError, Source
@@ -163,8 +164,16 @@ class FeedLoader(EpochLoader):
         """The class itself: annotations say what its batches are, as `DataLoader[int]`."""
         return GenericAlias(cls, of)
 
+    _is_kept = False
+    """Whether a framework's callback keeps the states."""
+
     def set_epoch(self, epoch: int) -> None:
         """Nothing: each loop is the next epoch, and is shuffled anew by itself."""
+
+    def state_dict(self, used: int | None = None) -> dict[str, Any]:
+        """The position after the last batch that was given, or after so many that were used."""
+        tell_saver(self)
+        return super().state_dict(used)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state: the next loop gives the rest of its epoch.

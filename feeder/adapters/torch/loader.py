@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data import dataloader as theirs
+from torch.utils.data.distributed import DistributedSampler
 
 from feeder.adapters.streams import FEEDS, Connection
 from feeder.adapters.torch import place
+from feeder.adapters.torch.callers import tell_copier, tell_saver
 from feeder.adapters.torch.feed_loader import STATES, FeedLoader
 from feeder.adapters.torch.loops import LocalLoop, WorkerLoop
 from feeder.adapters.torch.order import (
@@ -37,6 +39,8 @@ from feeder.state.state_dict import STATE_KEY
 
 _T = TypeVar("_T")
 
+_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
+
 _FORMAT = "feeder DataLoader 1"
 _OF_FEED_LOADER = ("rank", "world_size", "executor", "device")
 
@@ -49,7 +53,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     Args:
         seed: With `shuffle=True`: epochs are shuffled by this seed, alike in each run, in constant
-            memory. By default the order is PyTorch's, drawn from its generators.
+            memory; of a `DistributedSampler` its seed. By default the order is PyTorch's, drawn
+            from its generators.
         epochs: After so many loops a further one raises `ConfigError`; None is without end.
         snapshot_every_n_steps: Of torchdata's `StatefulDataLoader`; a state is one of every batch.
 
@@ -88,7 +93,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                     f"{name} is an argument of FeedLoader, which deals one order out to all ranks: "
                     "from feeder.adapters.torch import FeedLoader"
                 )
-        if seed is not None:
+        if seed is not None and type(sampler) is DistributedSampler:
+            # As Lightning deals an order out to ranks.
+            sampler.seed = seed
+        elif seed is not None:
             if not shuffle or generator is not None:
                 raise ConfigError("seed is given, expected with shuffle=True and without generator")
             sampler, shuffle = SeededSampler(dataset, seed), None
@@ -98,6 +106,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             **named,
         )  # fmt: skip
         self._epochs = epochs
+        self.begin_states()
+
+    def begin_states(self) -> None:
+        """Stand before the first loop."""
         self._mark = Mark()
         # The loop whose place a state is: the one that was begun last.
         self._newest: object = None
@@ -109,6 +121,32 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def _make_dataset_state(self) -> DatasetState:
         is_iterable = self._dataset_kind == theirs._DatasetKind.Iterable
         return DatasetState(self.dataset, STATES, is_iterable=is_iterable)
+
+    # ---- what frameworks do with it
+
+    _epochs: int | None = None
+    _is_kept = False
+    """Whether a framework's callback keeps the states."""
+    _is_copied = False
+    """Whether a framework has made another loader of it."""
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        # Accelerate's question, before it makes a loader of its own.
+        from feeder.adapters import accelerate
+
+        accelerate.install()
+        return False
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """As PyTorch's."""
+        tell_copier(self)
+        return _CONTEXT.fget(self)
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, context: Any) -> None:
+        _CONTEXT.fset(self, context)
 
     # ---- loops
 
@@ -126,6 +164,17 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """The batches that all loops have given since the start, before a resume too."""
         return (self._resumed or self._mark).step
 
+    def leave(self) -> None:
+        """The loop that was begun last has been left: from now on a state is one of the next loop.
+        For trainers that count batches, and so never ask for the end of a loop."""
+        last, iterator = self._resumed or self._mark, self.__dict__.get("_iterator")
+        if last.begun is not None:
+            after = Mark if iterator is None else iterator.next_mark
+            self._mark = after(last.epoch + 1, 0, last.step)
+            if isinstance(self.sampler, SeededSampler):
+                self.sampler.leave()
+        self._newest, self._resumed = None, None
+
     def close(self) -> None:
         """End the workers, if some persist; the next loop starts others."""
         iterator = self.__dict__.get("_iterator")
@@ -138,6 +187,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch that was given last, of numbers and texts, for a trainer's
         checkpoint. In a loop it is one in this epoch, after the loop one of the next epoch."""
+        tell_saver(self)
         mark = self._resumed or self._mark
         is_begun = mark.begun is not None
         if not is_begun:

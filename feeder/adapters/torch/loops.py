@@ -64,7 +64,7 @@ class _Loop(theirs._BaseDataLoaderIter):
         if resumed is not None:
             at = resumed
         elif last.begun is not None:
-            at = self._next(last.epoch + 1, last.step)
+            at = self.next_mark(last.epoch + 1, 0, last.step)
         else:
             at = last
         if loader._epochs is not None and at.epoch >= loader._epochs:
@@ -124,11 +124,11 @@ class _Loop(theirs._BaseDataLoaderIter):
     def _end(self) -> None:
         """The loop is over, and its user is told."""
         if self._at.begun is not None:
-            self._note(self._next(self._at.epoch + 1, self._at.step))
+            self._note(self.next_mark(self._at.epoch + 1, 0, self._at.step))
 
-    def _next(self, epoch: int, step: int) -> Mark:
+    def next_mark(self, epoch: int, num: int, step: int) -> Mark:
         """The place of the next loop, before it begins."""
-        return Mark(epoch, 0, step)
+        return Mark(epoch, num, step)
 
 
 class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
@@ -269,7 +269,7 @@ class WorkerLoop(_Loop):
         self._persistent = loader.persistent_workers
         super().__init__(loader)
 
-    def _next(self, epoch: int, step: int) -> Mark:
+    def next_mark(self, epoch: int, num: int, step: int) -> Mark:
         # None before its first loop.
         seed = getattr(self, "_base_seed", None) if self._persistent else None
         readers = None
@@ -278,7 +278,7 @@ class WorkerLoop(_Loop):
             if all(worker.has_ended for worker in workers):
                 # All were given whole: what their data sets say then is known.
                 readers = tuple((0, worker.reader[1], False) for worker in workers)
-        return Mark(epoch, 0, step, seed=seed, readers=readers, is_kept=seed is not None)
+        return Mark(epoch, num, step, seed=seed, readers=readers, is_kept=seed is not None)
 
     def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
         is_new = self._team is None or self._team.is_closed

@@ -25,14 +25,12 @@ class SeededSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         num = len(self._dataset)
         order: Any = plan_order(num, {"random_shuffle": True}, list_shuffle=False).make(self.seed)
-        if self._at and not self._is_loaded:
-            # The loop before was left.
-            self.epoch, self._at = self.epoch + 1, 0
-        epoch, self._is_loaded = self.epoch, False
-        while self._at < num:
-            first = self._at
-            for index in order.indices(epoch, first, min(num, first + _LIST)).tolist():
-                self._at += 1
+        self.leave()
+        epoch, at, self._is_loaded = self.epoch, self._at, False
+        while at < num:
+            for index in order.indices(epoch, at, min(num, at + _LIST)).tolist():
+                # Whatever it is told in the loop is about the next one.
+                at = self._at = at + 1
                 yield index
         self.epoch, self._at = epoch + 1, 0
 
@@ -40,8 +38,14 @@ class SeededSampler(Sampler[int]):
         return len(self._dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next loop be this epoch."""
-        self.epoch, self._at = epoch, 0
+        """Have the next loop be this epoch, or the rest of it that a state has left."""
+        if epoch != self.epoch or not self._is_loaded:
+            self.epoch, self._at = epoch, 0
+
+    def leave(self) -> None:
+        """The loop at hand has been left: the next one is another epoch."""
+        if self._at and not self._is_loaded:
+            self.epoch, self._at = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
         """Where it stands."""
