@@ -236,15 +236,21 @@ class EpochLoader:
         self._mark = mark
 
     def peek(self) -> Any:
-        """The first batch of the next loop, which that loop still gives. Between loops only; raises
-        `FeedError` where the epoch has none."""
+        """The first batch of the next loop, which that loop still gives; of a data set that is over
+        that of its first epoch. Between loops only; raises `FeedError` where there is none."""
         if self._is_begun:
             raise FeedError("a loop over the loader has begun: look at its first batch before it")
+        if self._epochs is not None and self.epoch >= self._epochs:
+            run, mark = self._stream.open(self._stream.begin())
+            try:
+                return self._convert(run.take(mark)[0])
+            finally:
+                run.close()
         if not self._again:
             self._open_at(self._mark)
             assert self._run is not None
             if self._run.next_epoch() != self._mark.place.epoch:
-                raise FeedError(f"epoch {self.epoch} of the loader has no batch")
+                raise FeedError(f"epoch {self.epoch} of the loader has no batch to look at")
             self._again.append(self._run.take(self._mark))
         return self._convert(self._again[0][0])
 

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from feeder.adapters.arrays import ArrayLoader
 from feeder.adapters.loop import EpochLoop, Mark, from_plain, to_plain
-from feeder.errors import ConfigError
+from feeder.errors import ConfigError, FeedError
 
 _NOBODY_SAID = -1
 
@@ -55,6 +55,8 @@ class FeedLoader(ArrayLoader):
     ) -> None:
         self._lock = threading.Lock()
         self._signature: Any = None
+        self._num_jumps = self._jumps_then = 0
+        """How often it was told to go elsewhere, and how often when its last loop began."""
         if rank is None and world_size is None:
             rank, world_size = _worker(os.environ)
         super().__init__(dataset, batch_size, rank=rank, world_size=world_size, **settings)
@@ -66,9 +68,17 @@ class FeedLoader(ArrayLoader):
             self._signature = _signature(self.peek(), rows)
         return self._signature
 
-    def take(self, loop: EpochLoop) -> tuple[int, Any]:
-        """The next batch of a loop, and the step after it."""
+    def take(self, loop: EpochLoop, *, is_repeat: bool = False) -> tuple[int, Any]:
+        """The next batch of a loop, and the step after it. A loop that TensorFlow begins by itself,
+        since an iterator repeats its data, has to follow on a loop that is over."""
         with self._lock:
+            if loop.state == "fresh":
+                if is_repeat and (self._loop is not None or self._num_jumps != self._jumps_then):
+                    raise FeedError(
+                        "an iterator over the data set repeats it, and the loader has gone "
+                        "elsewhere: begin a new loop; to repeat one batch, take(1).cache().repeat()"
+                    )
+                self._jumps_then = self._num_jumps
             batch = super()._next(loop)
             return self.step, batch
 
@@ -102,6 +112,7 @@ class FeedLoader(ArrayLoader):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state: the next loop gives the rest of its epoch. Raises `ResumeError`."""
         with self._lock:
+            self._num_jumps += 1
             super().load_state_dict(state_dict)
 
     def forget(self, used: int) -> None:
@@ -110,6 +121,7 @@ class FeedLoader(ArrayLoader):
 
     def rewind(self, used: int) -> None:
         with self._lock:
+            self._num_jumps += 1
             super().rewind(used)
 
 
@@ -146,17 +158,20 @@ def dataset(loader: Any, *, steps: bool = False, signature: Any = None) -> tf.da
 
     # TensorFlow keeps the function for good; the data set keeps the loader.
     weak = weakref.ref(loader)
+    first: list[int] = []
 
-    def generate() -> Iterator[Any]:
+    def generate(number: Any) -> Iterator[Any]:
         loader = weak()
         assert loader is not None
         if loader.is_over:
             # So `.repeat()` ends.
             return
-        loop = iter(loader)
+        # The first loop of all is the first one of its iterator.
+        first[:] = first or [int(number)]
+        loop, is_repeat = iter(loader), first != [int(number)]
         while True:
             try:
-                step, batch = loader.take(loop)
+                step, batch = loader.take(loop, is_repeat=is_repeat)
             except StopIteration:
                 return
             yield (np.int64(step), _ready(batch)) if steps else _ready(batch)
@@ -166,9 +181,22 @@ def dataset(loader: Any, *, steps: bool = False, signature: Any = None) -> tf.da
     options = tf.data.Options()
     # Each process reads its own batches: to be sharded again would lose some.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    made = tf.data.Dataset.from_generator(generate, output_signature=signature)
+    made = tf.data.Dataset.from_tensors(0).map(_number).flat_map(
+        lambda number: tf.data.Dataset.from_generator(
+            generate, args=(number,), output_signature=signature
+        )
+    ).with_options(options)  # fmt: skip
     made.loader = loader
-    return made.with_options(options)
+    return made
+
+
+def _number(_: Any) -> Any:
+    """A number that is the same for the first loop of each iterator, and another one for each loop
+    by which it repeats the data: each iterator has the state of such an operation for itself."""
+    none, most = tf.constant([], tf.int32), tf.constant(2**31 - 1)
+    return tf.raw_ops.RandomUniformInt(
+        shape=none, minval=tf.constant(0), maxval=most, seed=1, seed2=1
+    )
 
 
 def _loader_of(given: Any) -> FeedLoader:

@@ -7,13 +7,11 @@ as JSON, and at one step by Orbax. A kill is a run that is left there.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
 import os
 import random
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as orbax
 
 import feeder
-from adapters.job_data import DATA, Data
+from adapters.job_data import DATA, Data, run_campaign
 from feeder.adapters.jax import FeedLoader, global_batches
 
 MOST_STEPS = 26
@@ -178,26 +176,5 @@ def compare(c: Configuration, folder: Path) -> int:
         return len(saved)
 
 
-def main() -> None:
-    """The command of the campaign: draw configurations, and count what differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--configurations", type=int, default=300)
-    parser.add_argument("--first", type=int, default=0, help="to run one again")
-    told = parser.parse_args()
-    kills = differences = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(told.first, told.first + told.configurations):
-            c = draw(told.seed, number)
-            try:
-                kills += compare(c, Path(folder))
-            except (AssertionError, feeder.FeedError, ValueError) as error:
-                differences += 1
-                print(f"configuration {number}, {c}: {type(error).__name__}: {str(error)[:600]}")
-    print(f"jax, seed {told.seed}: {told.configurations} configurations, {kills} kills, "
-          f"{differences} differences")  # fmt: skip
-    raise SystemExit(differences > 0)
-
-
 if __name__ == "__main__":
-    main()
+    run_campaign("jax", draw, compare)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +47,7 @@ class Data:
                 return Iterated(samples)
             case "state":
                 return Stated(samples)
-        more = {"length": 0, "longer": 7, "shorter": -min(3, self.num - 1)}
+        more = {"length": 0, "longer": 7, "shorter": -min(3, self.num - self.size * self.world)}
         return Sized(samples, more[self.kind])
 
     def make_feed(self) -> feeder.Coordinator:
@@ -139,3 +142,28 @@ class Stated(Iterated):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = self.begins = state["at"]
+
+
+def run_campaign(
+    name: str, draw: Callable[[int, int], Any], compare: Callable[[Any, Path], int]
+) -> None:
+    """The command of a campaign: draw configurations, kill each at every step, and count what
+    differs."""
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--configurations", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0, help="to run one again")
+    told = parser.parse_args()
+    kills = differences = 0
+    for number in range(told.first, told.first + told.configurations):
+        drawn = draw(told.seed, number)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                kills += compare(drawn, Path(folder))
+            except Exception as error:
+                differences += 1
+                print(f"configuration {number}, {drawn}: {type(error).__name__}: "
+                      f"{str(error)[:900]}", flush=True)  # fmt: skip
+    print(f"{name}, seed {told.seed}: {told.configurations} configurations, {kills} kills, "
+          f"{differences} differences")  # fmt: skip
+    raise SystemExit(differences > 0)

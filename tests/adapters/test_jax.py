@@ -18,7 +18,6 @@ needs_framework("jax")
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as older
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as orbax
 
@@ -68,37 +67,12 @@ def test_batches_are_arrays_over_the_sharding() -> None:
     assert len(list(batches)) == NUM // SIZE - 1
 
 
-def test_the_loader_gives_numpy_arrays_an_epoch_at_a_time() -> None:
-    one = loader()
-    epochs = [numbers(one) for _ in range(2)]
-    assert epochs[0] != epochs[1]
-    assert [len(epoch) for epoch in epochs] == [len(one)] * 2 == [NUM // SIZE] * 2
-
-
 @pytest.fixture(scope="module", autouse=True)
 def warm_orbax(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Orbax keeps pipes open from its first use on."""
     path, data = tmp_path_factory.mktemp("warm") / "job", global_batches(loader(), sharding())
     orbax.save_checkpointables(path, {"weights": {"w": jnp.ones(1)}, "data": data})
     orbax.load_checkpointables(path, {"weights": {"w": jnp.ones(1)}, "data": data})
-
-
-def test_the_older_orbax_keeps_its_state_as_json(tmp_path: Path) -> None:
-    whole = numbers(global_batches(loader(epochs=2), sharding()))
-    first = global_batches(loader(epochs=2), sharding())
-    for _ in range(3):
-        next(first)
-    args = older.args
-    with older.CheckpointManager(tmp_path / "job") as manager:
-        weights = args.StandardSave({"w": jnp.arange(4.0)})
-        manager.save(3, args=args.Composite(data=args.JsonSave(first.get_state()), model=weights))
-        # It is written in the background, and the trainer goes on.
-        next(first)
-        manager.wait_until_finished()
-        found = manager.restore(3, args=args.Composite(data=args.JsonRestore()))
-    second = global_batches(loader(epochs=2), sharding())
-    second.set_state(found.data)
-    assert numbers(second) == whole[3:]
 
 
 class Odd(collections.UserDict[str, Any]):

@@ -29,6 +29,7 @@ with warnings.catch_warnings():
     from feeder.adapters.tensorflow import FeedCallback, FeedLoader, FeedState, dataset
 
 import feeder
+from adapters.tf_programs import compare, draw
 from small import Pure, make
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -128,23 +129,10 @@ def test_what_is_no_tensor_is_refused() -> None:
         FeedLoader(Numbers())
 
 
-def test_the_batches_of_a_feed() -> None:
-    with make(Pure(3, 4), epochs=2) as coordinator:
-        assert [len(list(dataset(coordinator["train"])))] == [3]
+def test_a_feed_has_its_own_order() -> None:
+    coordinator = make(Pure(3, 4), epochs=2)
     with pytest.raises(feeder.ConfigError, match="shuffle is True: a feed has its own"):
         FeedLoader(coordinator, shuffle=True)
-
-
-def test_the_batches_of_a_server() -> None:
-    with feeder.serve(lambda: make(Pure(3, 4)), "tcp://127.0.0.1:0") as server:
-        one = FeedLoader.connect(server.addresses[0])
-        state = FeedState(one)
-        seen = []
-        for step, batch in dataset(one, steps=True).prefetch(2):
-            state.used.assign(step)
-            seen.append(batch["id"].numpy().tolist())
-        assert len(seen) == state.step == 3
-        one.close()
 
 
 def test_a_loader_lives_as_long_as_its_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,37 +150,6 @@ def test_a_loader_lives_as_long_as_its_data_set(monkeypatch: pytest.MonkeyPatch)
 
 
 # ---- positions
-
-
-@pytest.mark.parametrize(
-    ("ahead", "at"),
-    [(0, 1), (0, STEPS), (1, 0), (1, STEPS - 1), (9, STEPS), (9, STEPS + 2), (9, 3 * STEPS)],
-)
-def test_a_checkpoint_is_of_the_batch_that_was_used(
-    tmp_path: Path, whole: list[list[int]], ahead: int, at: int
-) -> None:
-    first = loader()
-    state, weights = FeedState(first), tf.Variable(0)
-    batches = dataset(first, steps=True).map(lambda step, b: (step, b), 2)
-    # One iterator over all epochs, so that the next one is taken ahead as well.
-    for used, (step, _) in enumerate(batches.repeat(EPOCHS).prefetch(ahead)):
-        if used == at:
-            break
-        state.used.assign(step)
-        weights.assign_add(1)
-    if not at:
-        # Nobody has used a batch.
-        state.used.assign(0)
-    saved = tf.train.Checkpoint(weights=weights, feed=state).save(tmp_path / "job")
-
-    second = loader()
-    resumed, weights = FeedState(second), tf.Variable(0)
-    batches = dataset(second)
-    status = tf.train.Checkpoint(weights=weights, feed=resumed).restore(saved)
-    status.assert_consumed()
-    # After an epoch's last batch it is one of the next epoch.
-    assert (int(weights), resumed.step, second.epoch) == (at, at, at // STEPS)
-    assert epochs(second, batches.prefetch(2)) == whole[at:]
 
 
 def test_the_trainer_may_say_it_in_a_compiled_loop(whole: list[list[int]]) -> None:
@@ -213,25 +170,6 @@ def test_the_trainer_may_say_it_in_a_compiled_loop(whole: list[list[int]]) -> No
     second = loader()
     FeedState(second).deserialize(state.serialize())
     assert epochs(second, dataset(second)) == whole[3:]
-
-
-def test_a_state_goes_on_by_itself_after_it_is_restored(
-    tmp_path: Path, whole: list[list[int]]
-) -> None:
-    one = loader()
-    state = FeedState(one)
-    batches = dataset(one, steps=True).prefetch(2)
-    checkpoint = tf.train.Checkpoint(feed=state)
-    for step, _ in batches:
-        state.used.assign(step)
-        if step == 2:
-            saved = checkpoint.save(tmp_path / "job")
-    checkpoint.restore(saved)
-    assert state.step == 2
-    assert [b["i"].numpy().tolist() for _, b in batches] == whole[2:STEPS]
-    state.used.assign(4)
-    state.rewind()
-    assert [b["i"].numpy().tolist() for _, b in batches] == whole[4:STEPS]
 
 
 def test_a_state_that_nobody_told_is_no_state(tmp_path: Path) -> None:
@@ -268,76 +206,59 @@ def test_workers_share_one_order_with_any_number_of_them(
         loader()
 
 
-def test_a_strategy_reads_what_this_worker_reads(whole: list[list[int]]) -> None:
+# ---- random jobs, and what is refused
+
+
+@pytest.mark.timeout(120)
+def test_random_jobs_go_on_as_if_nobody_had_killed_them(tmp_path: Path) -> None:
+    drawn = [draw(5, number) for number in range(200)]
+    for way in ("repeat", "fit", "fit steps", "each"):
+        # The shortest of its kind; with two epochs or more, in which there are ends.
+        jobs = [c for c in drawn if c.way == way and c.most_epochs > 1 and c.data.kind != "served"]
+        (tmp_path / way).mkdir()
+        assert compare(min(jobs, key=lambda c: c.data.num / c.data.size), tmp_path / way)
+
+
+def fit(*more: Any, num_epochs: int = 1, at: int = 0, **named: Any) -> None:
     one = loader()
-    strategy = tf.distribute.MirroredStrategy(["cpu:0"])
-    batches = strategy.distribute_datasets_from_function(lambda context: dataset(one))
-    assert numbers(batches) == whole[:STEPS]
-
-
-# ---- Keras
-
-
-class Save(tf.keras.callbacks.Callback):
-    def __init__(self, feed: FeedState, path: Path, at: int) -> None:
-        super().__init__()
-        self.feed, self.path, self.at = feed, path, at
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.feed.step == self.at:
-            saved = tf.train.Checkpoint(
-                model=self.model, optimizer=self.model.optimizer, feed=self.feed
-            )
-            saved.write(self.path)
-
-
-def fit(path: Path, at: int, *, resume: bool = False, strategy: Any = None) -> Any:
-    tf.keras.utils.set_random_seed(0)
-
-    class Points(Numbers):
-        def __getitem__(self, i: int) -> Any:
-            return np.random.default_rng(i).random(3, np.float32), np.float32(i)
-
-    one = FeedLoader(Points(), SIZE, shuffle=True)
     feed = FeedState(one)
-    batches = dataset(one).prefetch(3)
-    with (strategy or tf.distribute.get_strategy()).scope():
-        model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(1)])
-        model.compile(optimizer="adam", loss="mse")
-        model.optimizer.build(model.trainable_variables)
-        if resume:
-            saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer, feed=feed)
-            saved.read(path).assert_existing_objects_matched()
-    callbacks = [FeedCallback(feed), Save(feed, path, at)]
-    for epoch in range(one.epoch, EPOCHS):
-        model.fit(
-            batches, initial_epoch=epoch, epochs=epoch + 1, steps_per_epoch=one.left,
-            callbacks=callbacks, verbose=0,
-        )  # fmt: skip
-    assert feed.step == EPOCHS * STEPS
-    return [weight.tolist() for weight in model.get_weights()]
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("at", [2, STEPS, STEPS + 1])
-def test_fit_goes_on_bit_for_bit(tmp_path: Path, at: int) -> None:
-    undisturbed = fit(tmp_path / "job", at)
-    assert fit(tmp_path / "job", -1, resume=True) == undisturbed
-
-
-@pytest.mark.timeout(120)
-def test_a_batch_that_fit_looks_at_is_trained(tmp_path: Path) -> None:
-    plain = fit(tmp_path / "job", 2)
-    mirrored = tf.distribute.MirroredStrategy(["cpu:0"])
-    assert fit(tmp_path / "other", 2, strategy=mirrored) == plain
-
-
-def test_what_fit_does_not_tell_is_refused() -> None:
-    feed = FeedState(loader())
+    for _ in range(at):
+        next(iter(dataset(one)))
+    feed.used.assign(one.step)
     model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(1)])
-    model.compile(loss="mse", steps_per_execution=2)
-    with pytest.raises(feeder.ConfigError, match="steps_per_execution=2, expected 1"):
-        model.fit(np.ones((4, 3)), np.ones(4), callbacks=[FeedCallback(feed)], verbose=0)
+    model.compile(loss="mse", steps_per_execution=named.pop("steps_per_execution", 1))
+    batches = dataset(one).map(lambda batch: (batch["x"], batch["i"]))
+    model.fit(batches, epochs=num_epochs, callbacks=[FeedCallback(feed), *more], verbose=0, **named)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (lambda: fit(steps_per_execution=2), "steps_per_execution=2, expected 1"),
+        (lambda: fit(tf.keras.callbacks.BackupAndRestore("x")), "BackupAndRestore keeps weights"),
+        (lambda: fit(steps_per_epoch=STEPS + 1), f"after {STEPS} of {STEPS + 1} steps of epoch 0"),
+        (lambda: fit(steps_per_epoch=5, num_epochs=2, at=1), "after 1 batches, and would use 5"),
+    ],
+)
+def test_what_fit_does_not_tell_is_refused(run: Any, said: str) -> None:
+    with pytest.raises(feeder.ConfigError, match=said):
+        run()
+
+
+def test_what_was_looked_at_comes_again_after_a_rewind(whole: list[list[int]]) -> None:
+    one = loader(epochs=2)
+    state, batches = FeedState(one), dataset(one, steps=True).prefetch(1)
+    list(batches.take(1))
+    state.rewind()
+    assert [b["i"].numpy().tolist() for _, b in batches.repeat()] == whole[: 2 * STEPS]
+    assert list(batches) == []
+
+
+def test_one_batch_again_and_again_needs_a_cache(whole: list[list[int]]) -> None:
+    batches = dataset(loader())
+    assert numbers(batches.take(1).cache().repeat(3)) == 3 * whole[:1]
+    with pytest.raises(tf.errors.OpError, match="begin a new loop"):
+        list(batches.take(1).repeat(3))
 
 
 def test_nothing_is_imported_before_it_is_used() -> None:

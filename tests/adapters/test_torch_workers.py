@@ -454,7 +454,7 @@ def test_what_was_given_before_its_turn_is_not_given_again(workers: int) -> None
         loop = iter(loader)
         given = [next(loop).tolist() for _ in range(4)]
         state = json.loads(json.dumps(loader.state_dict()))
-        os.write(writes, b"..")
+        os.write(writes, b"." * 8)  # Each loop that is begun may read it.
         assert sorted(given + [batch.tolist() for batch in loop]) == in_twos(ROWS)
         again = DataLoader(Late(reads), 2, num_workers=workers, in_order=False)
         again.load_state_dict(state)
@@ -466,6 +466,27 @@ def test_what_was_given_before_its_turn_is_not_given_again(workers: int) -> None
         os.close(reads)
         os.close(writes)
     assert [0, 1] not in given[:4] and sorted(given + rest) == in_twos(ROWS)
+
+
+class Shrinks(tud.IterableDataset):
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def __iter__(self) -> Any:
+        return iter(range(self.num))
+
+
+@pytest.mark.filterwarnings("ignore:the loader is resumed by reading")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterable_that_has_shrunk_is_told(workers: int) -> None:
+    loader = DataLoader(Shrinks(24), 4, num_workers=workers)
+    loop = iter(loader)
+    for _ in range(3):
+        next(loop)
+    again = DataLoader(Shrinks(9), 4, num_workers=workers)
+    again.load_state_dict(loader.state_dict())
+    with pytest.raises(feeder.ResumeError, match="has fewer samples than"):
+        next(iter(again))
 
 
 def in_twos(numbers: list[int]) -> list[list[int]]:

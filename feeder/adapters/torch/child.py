@@ -25,7 +25,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from feeder.adapters.torch import transport
-from feeder.adapters.torch.stateful import DatasetState
+from feeder.adapters.torch.stateful import DatasetState, has_shrunk
 from feeder.executors.blocks import Writer
 from feeder.executors.wire import HungUp, Place, Wire
 from feeder.workers.fetch.seeding import seed_for_call
@@ -85,6 +85,8 @@ class Gave(msgspec.Struct, array_like=True, tag=3):
     fresh: list[tuple[int, int]]
     dropped: list[int]
     state: bytes | None
+    is_done: bool
+    """Whether an iterable has no more: its state is one of after its end."""
 
 
 class Fork(msgspec.Struct, array_like=True, tag=4):
@@ -204,9 +206,12 @@ class _Worker:
         self._iterator = self._state.begin(iter(self._dataset), num)
         if packed is None:
             for number in range(num):
-                # What failed then fails again, and was told then.
-                with contextlib.suppress(Exception):
+                try:
                     self._samples(number)
+                except StopIteration:
+                    raise has_shrunk() from None
+                except Exception:
+                    pass  # What failed then fails again, and was told then.
 
     # ---- batches
 
@@ -299,7 +304,9 @@ class _Worker:
             stream, places = self._unsent(made, kind, error)
             kind = ERROR
         blocks, fresh, descriptors, dropped = self._blocks.lend()
-        answer = Gave(self._loop, kind, stream, places, blocks, fresh, dropped, state)
+        answer = Gave(
+            self._loop, kind, stream, places, blocks, fresh, dropped, state, self._is_done
+        )
         self._line.send(answer, descriptors)
         self._blocks.sent()
 

@@ -39,7 +39,7 @@ from feeder.adapters.torch.order import (
     set_states,
 )
 from feeder.adapters.torch.place import Mark
-from feeder.adapters.torch.stateful import DatasetState
+from feeder.adapters.torch.stateful import DatasetState, has_shrunk
 from feeder.adapters.torch.workers import Team, TimedOut, Worker
 from feeder.errors import ReplayWarning, read_again
 
@@ -182,10 +182,13 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
         super()._end()
 
     def _pass_over(self, iterator: Iterator[Any]) -> None:
-        # What failed then fails again, and was told then.
-        with contextlib.suppress(Exception):
+        try:
             for _ in range(self._batch_size):
-                next(iterator, None)
+                next(iterator)
+        except StopIteration:
+            raise has_shrunk() from None
+        except Exception:
+            return  # What failed then fails again, and was told then.
 
     def _next_data(self) -> Any:
         if self._is_iterable and self._is_done:

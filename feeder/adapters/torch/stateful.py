@@ -14,7 +14,7 @@ from feeder.adapters.torch.order import is_stateful
 from feeder.errors import ResumeError
 
 Kind = Literal["begin", "rest", "next", "unread"]
-"""What a loop is that a loaded state bears upon: it begins with one; or it is the rest of one; or it
+"""What a loop is that a loaded state bears upon: it begins with one; or is the rest of one; or it
 comes after such a loop; or after the rest of one, of which nobody has read anything."""
 
 _NOTHING = object()
@@ -129,6 +129,11 @@ class DatasetState:
         # With what a loop began with, for the loop after one that is left.
         packed: bytes = self._states.pack([is_iterators, state, self._between])
         return packed
+
+
+def has_shrunk() -> ResumeError:
+    """An iterable that is read again comes to its end before the place that a state says."""
+    return ResumeError("the iterable has fewer samples than it had given when the state was taken")
 
 
 class _Checked:

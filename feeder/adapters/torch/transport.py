@@ -64,7 +64,7 @@ class _Pickler(pickle.Pickler):
         data = value.detach()
         stride = None
         if not data.is_contiguous():
-            if torch._prims_common.is_non_overlapping_and_dense(data):
+            if _is_dense(data):
                 # Its order in memory is part of what it is, as of images with channels last.
                 stride = data.stride()
                 data = data.as_strided((data.numel(),), (1,))
@@ -85,6 +85,17 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_neg()
         and not getattr(tensor, "__dict__", None)
     )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie side by side in memory, in any order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _tensor(

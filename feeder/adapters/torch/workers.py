@@ -52,6 +52,8 @@ class Worker:
         """What it has not answered; its successor is asked the same."""
         self.reader: tuple[int, bytes | None, bool] | None = None
         """Of an iterable: where it stands after the last answer that came."""
+        self.has_ended = False
+        """Whether its iterable has said that it has given all."""
         self.num_deaths = 0
         """Of processes, while the first of `asked` was."""
         self.pid = 0
@@ -81,11 +83,6 @@ class Worker:
                 return
             else:
                 raise HungUp("end of file")
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its iterable has given all."""
-        return self.reader is not None and self.reader[2]
 
     def buffers(self, answer: Gave) -> list[Any]:
         """The memory that an answer's places mean."""
@@ -207,6 +204,7 @@ class Team:
         for worker, reader in zip(self.workers, readers, strict=True):
             worker.asked.clear()
             worker.reader, worker.num_deaths = reader, 0
+            worker.has_ended = reader is not None and reader[2]
             self._send(worker, Begin(*self._begin, reader if is_told else None))
 
     def ask(self, worker: Worker, told: Read) -> None:
@@ -239,9 +237,9 @@ class Team:
             worker.asked.popleft()
             worker.num_deaths = 0
             if worker.reader is not None:
-                num, _, is_done = worker.reader
-                is_end = found.kind == child.END
-                worker.reader = num + (not is_end), found.state, is_end or is_done
+                worker.has_ended = found.kind == child.END
+                num = worker.reader[0] + (not worker.has_ended)
+                worker.reader = num, found.state, found.is_done or worker.has_ended
             return found
 
     def first(self, workers: list[Worker], until: float | None) -> Worker:
