@@ -224,7 +224,7 @@ def fit(*more: Any, num_epochs: int = 1, at: int = 0, **named: Any) -> None:
     feed = FeedState(one)
     for _ in range(at):
         next(iter(dataset(one)))
-    feed.used.assign(one.step)
+    feed.used.assign(at)
     model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(1)])
     model.compile(loss="mse", steps_per_execution=named.pop("steps_per_execution", 1))
     batches = dataset(one).map(lambda batch: (batch["x"], batch["i"]))

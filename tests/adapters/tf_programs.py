@@ -169,8 +169,6 @@ class Job:
                     return self
             if self.feed is not None:
                 stack.enter_context(self.feed)
-            if self.saves is not None:
-                self.checkpoint.write(str(self.saves / "0"))
             is_loop = c.way in ("loop", "repeat", "loop of replicas")
             self.loop() if is_loop else self.fit()
         return self
@@ -187,9 +185,13 @@ class Job:
             made = made.repeat() if way in ("repeat", "fit steps") else made
             return made.prefetch(self.configuration.prefetch)
 
-        if way in ("each", "loop of replicas"):
-            return self.strategy.distribute_datasets_from_function(make)
-        return make()
+        is_shared = way in ("each", "loop of replicas")
+        spread = self.strategy.distribute_datasets_from_function
+        made = spread(make) if is_shared else make()
+        if self.saves is not None:
+            # Of before the first step: the first batch has been looked at.
+            self.checkpoint.write(str(self.saves / "0"))
+        return made
 
     def loop(self) -> None:
         """Loops of one's own."""
