@@ -65,12 +65,12 @@ def test_killed_again_and_again(form: str, way: str, monkeypatch: pytest.MonkeyP
         for i, batch in enumerate(deal(feed)):
             got.append(note(batch))
             if i % 6 == 2:
-                strike(pool, dice, dice.choice(("one", "ray", "all")))
+                # First all: one alone may be one that has nothing to do, each time.
+                strike(pool, dice, dice.choice(("one", "ray", "all")) if kills else "all")
                 kills += 1
         (figures,) = coordinator.figures().feeds
     assert_same(got, stream)
     assert kills >= 3
-    # The last ones may have been killed when nothing was left for others to do.
     assert figures.executor is not None and figures.executor.restarts >= 1
 
 
