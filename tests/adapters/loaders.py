@@ -80,9 +80,11 @@ class Source:
 def draw_source(rng: random.Random, loader: str) -> Source:
     """A random one, with workers now and then: they take time."""
     pick, is_feeder = rng.choice, loader == "feeder"
+    num = rng.randint(4, 13)
     return Source(
-        pick(KINDS if is_feeder else OF_FEED_LOADER), rng.randint(4, 13), pick((2, 3, 4)),
-        rng.random() < 0.2, is_feeder and rng.random() < 0.3,
+        pick(KINDS if is_feeder else OF_FEED_LOADER), num, pick((2, 3, 4)),
+        # A FeedLoader refuses a length with no whole batch in it.
+        (is_feeder or num > 6) and rng.random() < 0.2, is_feeder and rng.random() < 0.3,
         2 * (is_feeder and rng.random() < 0.04), rng.random() < 0.5,
     )  # fmt: skip
 
