@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import os
 import random
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -81,22 +82,20 @@ class Net(tf.keras.Model):
         return self.dense(x)
 
 
+# Two replicas, if nothing of TensorFlow has run in this process.
+with contextlib.suppress(RuntimeError):
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+
+
 @functools.cache
 def strategy_of(way: str) -> Any:
-    """Two replicas on the CPU, or none."""
+    """A replica on each logical CPU, or none."""
     if way not in ("split", "each", "loop of replicas"):
         return tf.distribute.get_strategy()
-    return tf.distribute.MirroredStrategy([f"cpu:{n}" for n in range(num_cpus())])
-
-
-def num_cpus() -> int:
-    """The logical CPUs: two where nobody has used TensorFlow before."""
-    cpus = tf.config.list_physical_devices("CPU")
-    with contextlib.suppress(RuntimeError):
-        tf.config.set_logical_device_configuration(
-            cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2
-        )
-    return len(tf.config.list_logical_devices("CPU"))
+    cpus = tf.config.list_logical_devices("CPU")
+    return tf.distribute.MirroredStrategy([f"cpu:{n}" for n in range(len(cpus))])
 
 
 @functools.cache
@@ -280,4 +279,9 @@ def compare(c: Configuration, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    run_campaign("tf", draw, compare)
+    try:
+        run_campaign("tf", draw, compare)
+    except SystemExit as end:
+        sys.stdout.flush()
+        # With replicas TensorFlow may not come to its end.
+        os._exit(bool(end.code))
