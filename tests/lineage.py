@@ -32,6 +32,13 @@ def descendants(pid: int) -> dict[int, int]:
     return found
 
 
+def shared_memory() -> set[str]:
+    """The files of shared memory. feeder makes none that has a name, and whoever else runs on this
+    machine may: semaphores of multiprocessing, and tensors of PyTorch."""
+    names = os.listdir("/dev/shm")
+    return {name for name in names if not name.startswith(("sem.", "torch_", "fuzz-"))}
+
+
 class Ends:
     """Processes whose ends are waited for, whoever's children they are."""
 

@@ -28,7 +28,7 @@ from chaos.processes import ROOT, Hang
 from chaos.streams import digest
 from feeds import expected
 from fetches import FORMS, PATTERNS, make_fetch
-from lineage import ends_of
+from lineage import ends_of, shared_memory
 
 LIMIT_S = 90.0
 """How long a trainer may take."""
@@ -84,7 +84,7 @@ class Trainer:
                 ends.wait()
             except AssertionError as error:
                 raise Wrong(f"left behind: {error}") from None
-        left = sorted({*os.listdir("/dev/shm"), *os.listdir(self.temporary)} - shared)
+        left = sorted({*shared_memory(), *os.listdir(self.temporary)} - shared)
         if left:
             raise Wrong(f"left behind: {left}")
 
@@ -153,7 +153,7 @@ class Legs:
     def _run(
         self, folder: Path, form: str, pattern: str, settings: dict[str, Any], num_batches: int
     ) -> None:
-        dice, shared = self._dice, set(os.listdir("/dev/shm"))
+        dice, shared = self._dice, shared_memory()
         while (at := len(Store(folder).digests)) < num_batches:
             # Replay has no retries: a call whose process was killed three times is an error.
             every = 8 if form == "replay" else dice.choice((1, 2, 3))

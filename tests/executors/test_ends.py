@@ -14,7 +14,7 @@ import pytest
 
 from feeds import digest, expected
 from fetches import make_fetch
-from lineage import WAIT_S, ends_of
+from lineage import WAIT_S, ends_of, shared_memory
 from project import ROOT, TESTS
 
 pytestmark = pytest.mark.process
@@ -39,11 +39,6 @@ def pids_of(process: subprocess.Popen[str]) -> list[int]:
     """Return the processes that a trainer says."""
     assert process.stdout is not None
     return [int(word) for word in process.stdout.readline().split()]
-
-
-def shared_memory() -> set[str]:
-    """The files of shared memory; feeder makes no semaphores, and whoever else runs here may."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 HOW = {

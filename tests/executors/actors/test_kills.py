@@ -22,7 +22,7 @@ from feeder.executors.actors import DATA, ActorPool
 from feeder.executors.scaling import Scaling
 from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
-from lineage import WAIT_S, ends_of
+from lineage import WAIT_S, ends_of, shared_memory
 from project import ROOT, TESTS
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.process]
@@ -75,7 +75,7 @@ def test_killed_again_and_again(form: str, way: str, monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_is_left_when_a_feed_stops() -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     with running(
         make_fetch("pure", "ragged"), epochs=None, executor=RayActors(2), timeout=TIMEOUT_S
     ) as (_, feed):
@@ -86,7 +86,7 @@ def test_nothing_is_left_when_a_feed_stops() -> None:
         ends = stack.enter_context(ends_of(pids))
     with stack:
         ends.wait()
-    assert set(os.listdir("/dev/shm")) == before
+    assert shared_memory() == before
 
 
 def test_a_node_dies_with_its_actors(cluster: Any) -> None:
