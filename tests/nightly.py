@@ -79,6 +79,21 @@ CAMPAIGNS = {
     "torch": Campaign(
         "draws programs over a DataLoader and its resumes, and compares feeder's with PyTorch's",
         "adapters.torch_programs", "--programs 18000 --with-workers 2000 --seed {seed}", 60),
+    "jax": Campaign(
+        "draws jobs for JAX's arrays over a sharding, and kills each at every step",
+        "adapters.jax_programs", "--configurations 300 --seed {seed}", 60),
+    "tensorflow": Campaign(
+        "draws jobs for TensorFlow's loops and Keras' fit, and kills each at every step",
+        "adapters.tf_programs", "--configurations 300 --seed {seed}", 60),
+    "lightning": Campaign(
+        "draws jobs for Lightning's fit, and kills each at every step",
+        "adapters.lightning_programs", "--configurations 300 --seed {seed}", 60),
+    "hf": Campaign(
+        "draws jobs for Hugging Face's Trainer, and kills each at every step",
+        "adapters.hf_programs", "--configurations 300 --seed {seed}", 60),
+    "accelerate": Campaign(
+        "draws jobs for loops of Accelerate, and kills each at every step",
+        "adapters.accelerate_programs", "--configurations 300 --seed {seed}", 60),
     "mutate": Campaign(
         "plants sampled mutants, and counts those that tests notice",
         "scripts/mutate", "--mutants 300 --seed {seed}", 150),
