@@ -33,9 +33,7 @@ from multiprocessing import util
 
 def start(): subprocess.run(["true"], check=True)
 @pytest.fixture
-def ends():
-    yield
-    start()
+def ends(): yield; start()
 def connect():
     with zmq.Context() as context: context.socket(zmq.PUSH).close()
 

@@ -25,6 +25,7 @@ needs("pyarrow")
 
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
+from pyarrow import feather  # noqa: E402
 
 import damaged_child  # noqa: E402
 from damaged_child import NAMED, SAME  # noqa: E402
@@ -117,9 +118,7 @@ def test_a_process_validates_anew_what_another_has_validated(tmp_path: Path) -> 
 
 def test_a_compressed_file_with_a_length_beyond_all_memory_is_named(tmp_path: Path) -> None:
     path, table, frame = tmp_path / "x.arrow", pa.table({"x": range(100)}), b"\x04\x22\x4d\x18"
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_file(path, table.schema, options=options) as writer:
-        writer.write_table(table)
+    feather.write_feather(table, path, compression="lz4")
     sizes = [np.int64(size).tobytes() + frame for size in (800, 2**54)]
     path.write_bytes(path.read_bytes().replace(*sizes))
     with pytest.raises(ConfigError, match=r"x\.arrow' cannot be read: malloc"):

@@ -206,7 +206,6 @@ def test_the_next_lease_knows_no_state_behind_batches_of_the_one_before() -> Non
         with pytest.raises(feeder.FeedError, match="take a batch and ask again"):
             trainer.snapshot()
         assert [batch.step for batch in trainer] == [*range(1, 10)]
-        trainer.snapshot()
 
 
 def test_a_state_may_be_loaded_more_often_than_a_connection_is_good_for() -> None:
