@@ -7,6 +7,7 @@ so would make the fast part slow: it fails.
 
 from __future__ import annotations
 
+import multiprocessing.util
 import re
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ USED = pytest.StashKey[float]()
 
 _OF_FILE = re.compile(r"^pytestmark = .*\bmark\.(\w+)", re.MULTILINE)
 
-_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
+_SPAWN = "multiprocessing.spawn"  # no event of Python's: it has none
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", _SPAWN}
 
 
 def cost_of(item: pytest.Item) -> str:
@@ -66,20 +68,23 @@ class Watch:
         self._problem = ""
         self.may_start = True
         """Whether the test may start processes."""
-        make = zmq.Context.socket
+        make, spawn = zmq.Socket.__init__, multiprocessing.util.spawnv_passfds
 
-        def socket(context: zmq.Context[Any], *args: Any, **settings: Any) -> Any:
+        def socket(*args: Any, **settings: Any) -> None:
             if self._cost == "unit":
                 self._problem = "a test of cost `unit` makes a ZeroMQ socket: mark it `served`"
-            return make(context, *args, **settings)
+            make(*args, **settings)
 
-        zmq.Context.socket = socket  # type: ignore[method-assign]
+        def spawned(*args: Any) -> int:
+            self._hear(_SPAWN, args)
+            return spawn(*args)
+
+        zmq.Socket.__init__ = socket  # type: ignore[method-assign]
+        multiprocessing.util.spawnv_passfds = spawned
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in _STARTS:
-            return
-        if not self.may_start:
+        if event in _STARTS and not self.may_start:
             what = f"starts {arguments[1]}" if event == "subprocess.Popen" else f"calls {event}"
             self._problem = f"a test of cost `{self._cost}` {what}: mark it `process`"
 
@@ -88,10 +93,10 @@ class Watch:
         self._cost, self._problem = cost, ""
         self.may_start = cost not in ("unit", "served")
 
-    def end(self) -> str:
-        """The test has run; returns what it may not do, and did."""
-        self._cost = ""
-        return self._problem
+    def take_problem(self) -> str:
+        """Return what the test may not do, and did since it was last asked."""
+        problem, self._problem = self._problem, ""
+        return problem
 
 
 watch = Watch()
@@ -111,10 +116,12 @@ class Costs:
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_call(self) -> Iterator[None]:
         yield
-        if problem := watch.end():
+        if problem := watch.take_problem():
             pytest.fail(problem, pytrace=False)
+
+    pytest_runtest_teardown = pytest_runtest_call
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:

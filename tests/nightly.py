@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from project import ROOT
 
@@ -34,7 +34,7 @@ class Campaign(NamedTuple):
 
 CAMPAIGNS = {
     "tests": Campaign(
-        "tests that are too long for a commit", "pytest", "-q -m nightly tests", 60),
+        "tests that are too long for a commit; takes no seed", "pytest", "-q -m nightly tests", 60),
     "streams": Campaign(
         "draws programs of a feed and its resumes, and compares them with the naive stream",
         "property.campaign", "--examples 2000 --seed {seed}", 60),
@@ -51,12 +51,12 @@ CAMPAIGNS = {
         "reconnects again and again, and sees that nothing grows",
         "chaos.campaign", "--soak 50000 --seed {seed}", 30),
     "planted": Campaign(
-        "plants bugs in copies of the project, and sees that named tests catch each",
+        "plants bugs in copies of the project, which named tests catch; exhaustive: takes no seed",
         "planted.plant", "", 60),
     "fuzz": Campaign(
         "gives hostile bytes to every way in", "fuzz.campaign", "--inputs 5000 --seed {seed}", 60),
     "explore": Campaign(
-        "visits all interleavings of a served feed's membership",
+        "visits all interleavings of a served feed's membership; exhaustive: takes no seed",
         "simulation.explore", "--queues 3 --deaths 1 --servers 0 --rollbacks 0", 60),
     "simulate": Campaign(
         "runs whole services by a virtual clock, with the faults of each seed",
@@ -65,7 +65,7 @@ CAMPAIGNS = {
         "the same with rounds of an epoch",
         "simulation.simulate", "--rounds epoch --runs 5000 --seed {seed}0000", 30),
     "simulate-planted": Campaign(
-        "plants bugs that the service once had, and runs seeds until each is found",
+        "plants bugs that the service once had: a run finds each; exhaustive: takes no seed",
         "simulation.planted", "", 60),
     "simulate-actors": Campaign(
         "an hour of a thousand actors, of which a tenth is killed each minute",
@@ -101,8 +101,8 @@ CAMPAIGNS = {
 """By their names, in the order in which they run."""
 
 
-def words_of(name: str, seed: int, more: list[str]) -> list[str]:
-    """The words of a campaign's command."""
+def words_of(name: str, seed: int, more: list[str], log: IO[str] | None = None) -> list[str]:
+    """The words of a campaign's command, whose environment is made, if it has one of its own."""
     _, command, bound, _ = CAMPAIGNS[name]
     start = [sys.executable, "-m", command]
     if command.startswith("scripts/"):
@@ -111,7 +111,9 @@ def words_of(name: str, seed: int, more: list[str]) -> list[str]:
         os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         venv = os.environ.get("FEEDER_VENV", str(ROOT / ".venv-adapters"))
         make = f". {shlex.quote(str(ROOT / 'scripts/lib.sh'))}; environment adapters"
-        subprocess.run(["bash", "-c", make], check=True, env=os.environ | {"FEEDER_VENV": venv})
+        there = os.environ | {"FEEDER_VENV": venv}
+        # With -e, else a package that cannot be installed counts as installed.
+        subprocess.run(["bash", "-euc", make], check=True, env=there, stdout=log, stderr=log)
         start[0] = f"{venv}/bin/python"
     return [*start, *bound.format(seed=seed).split(), *more]
 
@@ -120,8 +122,12 @@ def run(name: str, seed: int, log: Path) -> tuple[int, str]:
     """Run a campaign; returns its exit status, and the last line that it said."""
     minutes = CAMPAIGNS[name].minutes
     with log.open("w+") as file:
+        try:
+            words = words_of(name, seed, [], file)
+        except subprocess.CalledProcessError as error:
+            return error.returncode, "its environment cannot be made"
         process = subprocess.Popen(
-            words_of(name, seed, []), stdin=subprocess.DEVNULL, stdout=file,
+            words, stdin=subprocess.DEVNULL, stdout=file,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:

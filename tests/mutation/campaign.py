@@ -260,9 +260,9 @@ def summarise(results: Iterable[dict[str, Any]]) -> None:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print which mutants were killed before and live after; returns how many."""
-    old = {one["id"]: one for one in read(before)}
-    new = {one["id"]: one for one in read(after)}
+    """Print which mutants were killed before and live after, or were not judged after; returns how
+    many, and one where a file has no results."""
+    old, new = ({one["id"]: one for one in read(file)} for file in (before, after))
     both = old.keys() & new.keys()
     lost = [id for id in both if old[id]["killed_by"] and not new[id]["killed_by"]]
     for id in sorted(lost, key=lambda id: (new[id]["file"], new[id]["line"])):
@@ -271,9 +271,14 @@ def compare(before: Path, after: Path) -> int:
         print(f"    {one['old']}  ->  {one['new']}    (was killed by {old[id]['killed_by']})")
     for name, results in (("before", old), ("after", new)):
         print(f"{name}: killed {sum(bool(results[id]['killed_by']) for id in both)} of {len(both)}")
-    alone = len(old.keys() ^ new.keys())
-    print(f"killed before and alive after: {len(lost)}; in one of the two alone: {alone}")
-    return len(lost)
+    unjudged, added = len(old.keys() - new.keys()), len(new.keys() - old.keys())
+    print(f"killed before and alive after: {len(lost)}; judged after alone: {added}")
+    if unjudged:
+        print(f"ERROR: of {len(old)} mutants that were judged before, {unjudged} were not after")
+    for file, results in ((before, old), (after, new)):
+        if not results:
+            print(f"ERROR: {file} has 0 results")
+    return len(lost) + unjudged + (not (old and new))
 
 
 def main() -> None:
@@ -298,6 +303,8 @@ def main() -> None:
         for file, tests in (ADAPTERS if options.adapters else CORE).items()
         if options.only in file
     }
+    if not modules:
+        sys.exit(f"0 modules have {options.only!r} in their paths")
     chosen = draw(modules, options.seed, options.mutants)
     if options.list:
         for one in chosen:

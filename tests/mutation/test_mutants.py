@@ -1,12 +1,16 @@
-"""Mutants: what is changed, what is left alone, and that a sample is drawn again alike."""
+"""Mutants: what is changed, what is left alone, that a sample is drawn again alike, and that what
+was killed before and is no more is found."""
 
 from __future__ import annotations
 
 import ast
+import json
+import sys
+from pathlib import Path
 
 import pytest
 
-from mutation import modules
+from mutation import campaign, modules
 from mutation.mutants import mutants, sample
 from project import ROOT
 
@@ -63,3 +67,46 @@ def test_the_tests_of_every_module_are_there() -> None:
     for tests in [*modules.CORE.values(), *modules.ADAPTERS.values()]:
         for test in tests:
             assert (ROOT / test).exists(), test
+
+
+def test_a_mutant_is_spliced_in_behind_text_of_several_bytes() -> None:
+    source = 'text = "é→"\nvalue = "é", a + b\n'.encode()
+    (mutant,) = mutants("x.py", source)
+    assert mutant.apply(source).decode() == 'text = "é→"\nvalue = "é", (a - b)\n'
+
+
+def test_a_sample_is_that_of_its_seed() -> None:
+    source = b"value = a + b, a < b, not a, 7\n"
+    drawn = {seed: [mutant.new for mutant in sample("x.py", source, seed, 3)] for seed in "12"}
+    assert drawn == {"1": ["8", "(a >= b)", "6"], "2": ["(a <= b)", "8", "6"]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status", "told"),
+    [
+        ("ka", "kak", 0, "killed before and alive after: 0; judged after alone: 1"),
+        ("ka", "aa", 1, "killed before and alive after: 1; judged after alone: 0"),
+        ("kak", "k", 1, "of 3 mutants that were judged before, 2 were not after"),
+        ("", "k", 1, "before has 0 results"),
+        ("k", "", 1, "after has 0 results"),
+    ],
+)
+def test_what_was_killed_and_now_lives_or_is_not_judged_is_found(
+    before: str, after: str, status: int, told: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """`k` is a mutant that was killed; where there is none, there is no file."""
+    words = ["mutate", "--compare"]
+    for name, states in (("before", before), ("after", after)):
+        words.append(str(tmp_path / name))
+        for i, state in enumerate(states):
+            one = dict.fromkeys(("file", "line", "symbol", "old", "new"), "x")
+            with open(words[-1], "a") as file:
+                file.write(json.dumps({**one, "id": i, "killed_by": state.strip("a")}) + "\n")
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        campaign.main()
+    assert told in capsys.readouterr().out and ended.value.code == status
+    monkeypatch.setattr(sys, "argv", ["mutate", "--only", "no/such", "--list"])
+    with pytest.raises(SystemExit, match="0 modules have 'no/such'"):
+        campaign.main()

@@ -28,9 +28,12 @@ def test_each_case_takes_each_value() -> None:
 
 
 COSTLY = """
-import subprocess, pytest, zmq
+import os, subprocess, pytest, zmq
+from multiprocessing import util
 
 def start(): subprocess.run(["true"], check=True)
+@pytest.fixture
+def ends(): yield; start()
 def connect():
     with zmq.Context() as context: context.socket(zmq.PUSH).close()
 
@@ -38,6 +41,11 @@ def connect():
 def test_rule(): pass
 def test_unit_starts(): start()
 def test_unit_connects(): connect()
+def test_unit_calls(): os.system("true")
+def test_unit_ends(ends): pass
+def test_unit_spawns(): os.waitpid(util.spawnv_passfds(b"/bin/true", ["true"], []), 0)
+def test_unit_makes():
+    with zmq.Context() as context: zmq.Socket(context, zmq.PUSH).close()
 @pytest.mark.served
 def test_served_starts(): start()
 @pytest.mark.served
@@ -60,10 +68,13 @@ def test_a_test_that_costs_more_than_its_mark_says_fails(pytester: pytest.Pytest
     )
     pytester.makepyfile(COSTLY)
     done = pytester.runpytest_inprocess("-p", "no:xdist")
-    done.assert_outcomes(passed=3, failed=3, deselected=1)
+    done.assert_outcomes(passed=4, failed=6, errors=1, deselected=1)
     done.stdout.fnmatch_lines(
         [
             "a test of cost `unit` starts *'true'*: mark it `process`",
+            "a test of cost `unit` makes a ZeroMQ socket: mark it `served`",
+            "a test of cost `unit` calls os.system: mark it `process`",
+            "a test of cost `unit` calls multiprocessing.spawn: mark it `process`",
             "a test of cost `unit` makes a ZeroMQ socket: mark it `served`",
             "a test of cost `served` starts *'true'*: mark it `process`",
             "*the 30 slowest tests*",

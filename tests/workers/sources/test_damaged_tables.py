@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle  # noqa: TID251  (a source may be sent to other processes)
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 import parts
 from calls import call
+from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, arrow, parquet
 from needs import needs
 
@@ -23,6 +25,7 @@ needs("pyarrow")
 
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
+from pyarrow import feather  # noqa: E402
 
 import damaged_child  # noqa: E402
 from damaged_child import NAMED, SAME  # noqa: E402
@@ -98,6 +101,28 @@ def test_a_text_of_a_parquet_file_that_is_none_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"word", b"wor\xff"))
     with pytest.raises(RecordError, match=r"x\.parquet', row group 0: the file is damaged: .*UTF8"):
         parquet(path).map(lambda row: len(row["x"]))(call(0, 3))
+
+
+def test_a_process_validates_anew_what_another_has_validated(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    write(path, {"x": WORDS})
+    source = arrow(path)
+    source.map(lambda row: len(row["x"]))(call(0, 4))
+    path.write_bytes(path.read_bytes().replace(b"bbb", b"bb\xff"))
+    there = pickle.loads(pickle.dumps(source))
+    with pytest.raises(
+        RecordError, match=r"x\.arrow', record batch 0: the file is damaged: .*UTF8"
+    ):
+        there.map(lambda row: len(row["x"]))(call(0, 4))
+
+
+def test_a_compressed_file_with_a_length_beyond_all_memory_is_named(tmp_path: Path) -> None:
+    path, table, frame = tmp_path / "x.arrow", pa.table({"x": range(100)}), b"\x04\x22\x4d\x18"
+    feather.write_feather(table, path, compression="lz4")
+    sizes = [np.int64(size).tobytes() + frame for size in (800, 2**54)]
+    path.write_bytes(path.read_bytes().replace(*sizes))
+    with pytest.raises(ConfigError, match=r"x\.arrow' cannot be read: malloc"):
+        arrow(path)
 
 
 class Reader:

@@ -195,6 +195,19 @@ def test_an_error_of_the_lease_before_is_none_of_the_next() -> None:
             next(consumer)
 
 
+def test_the_next_lease_knows_no_state_behind_batches_of_the_one_before() -> None:
+    with serving(ten) as server, ExitStack() as stack:
+        trainer = stack.enter_context(reading(server, credit=4))
+        next(trainer)
+        wait_until(lambda: trainer._loop.inbox.received >= 4)
+        kept = stack.pop_all()
+    with kept, serving(ten, server.address):
+        wait_until(lambda: trainer._loop.inbox.num_opened == 2)
+        with pytest.raises(feeder.FeedError, match="take a batch and ask again"):
+            trainer.snapshot()
+        assert [batch.step for batch in trainer] == [*range(1, 10)]
+
+
 def test_a_state_may_be_loaded_more_often_than_a_connection_is_good_for() -> None:
     with serving(ten) as server, reading(server) as consumer:
         state = consumer.state_dict()

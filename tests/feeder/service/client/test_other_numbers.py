@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 import feeder
-from served import reading, serving
+from served import reading, serving, wait_until
 from small import Pure, make
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -28,6 +28,8 @@ def factory() -> feeder.Coordinator:
     [
         ((1, 1), (2, 1), "queues: 1 then, 2 now"),
         ((2, 1), (3, 1), "queues: 2 then, 3 now"),
+        ((2, 1), (1, 1), "queues: 2 then, 1 now"),
+        ((4, 1), (2, 1), "queues: 4 then, 2 now"),
         ((1, 1), (1, 2), "replicas: 1 then, 2 now"),
         ((2, 1), (3, 2), "queues: 2 then, 3 now; replicas: 1 then, 2 now"),
     ],
@@ -59,12 +61,11 @@ def test_each_trainer_is_told_and_the_position_fits_the_new_number(
 
 def test_who_has_had_everything_is_told_nothing() -> None:
     """It comes with the end, which is the same however the feed is dealt."""
-    with serving(factory, FIRST), ExitStack() as stack:
-        trainer = stack.enter_context(reading(FIRST, credit=64))
+    with serving(factory, FIRST) as server:
+        trainer = feeder.connect(FIRST, credit=64)
         first = next(trainer).step
-        trainer.snapshot()
-        while not trainer._loop._session.has_ended:
-            trainer.snapshot()
-        kept = stack.pop_all()
-    with serving(factory, FIRST, queues=2), kept:
+        wait_until(lambda: trainer._loop._session.has_ended)
+        server.kill()
+    with trainer, serving(factory, FIRST, queues=2, replicas=2):
+        wait_until(lambda: trainer._loop.inbox.num_opened == 2)
         assert [first, *(batch.step for batch in trainer)] == [*range(18)]

@@ -20,6 +20,7 @@ from feeder.service.protocol.membership import (
     Start,
     StartRun,
 )
+from feeder.service.server import delivery
 from feeder.workers.stream.rounds import Counting
 from feeds import make
 from served import outside, reading, serving
@@ -281,3 +282,10 @@ def test_who_comes_back_from_a_position_within_a_round_begins_where_the_others_d
         last = stack.enter_context(reading(server, queue=3, resume=token, rejoin=True))
         assert [next(last).step for _ in range(2)] == [7, 11]
         assert next(first[0]).step == 8
+
+
+def test_a_group_counts_no_more_chunks_than_a_message_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "MAX_CHUNKS", 2)
+    with serving(factory()) as server, reading(server, credit=8) as consumer:
+        chunks = [batch.place._group.chunks for batch in consumer]  # type: ignore[attr-defined]
+    assert max(max(numbers, default=0) for numbers in chunks) == 2
