@@ -32,8 +32,8 @@ from feeder.workers.stream.batch import Call
 from feeder.workers.tuning import TUNING
 
 _ARROW_ERRORS = (IndexError, KeyError, MemoryError, NotImplementedError, TypeError, ValueError)
-"""What pyarrow raises of damaged bytes, beside OSError. A damaged length of compressed bytes asks for
-more memory than there is."""
+"""What pyarrow raises of damaged bytes, beside OSError. A damaged length of compressed bytes asks
+for more memory than there is."""
 
 Paths = PathLike | Iterable[PathLike]
 
