@@ -206,12 +206,11 @@ class _Worker:
         self._iterator = self._state.begin(iter(self._dataset), num)
         if packed is None:
             for number in range(num):
-                try:
+                # What failed then fails again, and was told then.
+                with contextlib.suppress(Exception):
                     self._samples(number)
-                except StopIteration:
-                    raise has_shrunk() from None
-                except Exception:
-                    pass  # What failed then fails again, and was told then.
+            if self._is_done:
+                raise has_shrunk()
 
     # ---- batches
 

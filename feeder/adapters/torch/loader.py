@@ -234,7 +234,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         state that does not fit; of a sampler that gives other samples the next loop tells."""
         if not isinstance(state_dict, dict) or state_dict.get("format") != _FORMAT:
             raise ResumeError(_refusal(state_dict))
-        then, now = state_dict["fits"], self._fits()
+        then, now = state_dict.get("fits") or {}, self._fits()
         for name in now:
             if then.get(name) != now[name]:
                 raise ResumeError(f"{name}: {then.get(name)!r} then, {now[name]!r} now")

@@ -200,7 +200,8 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
             self._end()
             raise
         except Exception:
-            self._note(self._after())
+            # Nobody has it: a state is still one of the batch before.
+            self._at = self._after()
             raise
         if self._pin_memory:
             data = pin_memory(data, self._pin_memory_device)
@@ -443,20 +444,12 @@ class WorkerLoop(_Loop):
         if self._is_iterable:
             readers = tuple(one.reader for one in self._team.workers)
             turn = (worker.id + 1) % len(readers)
-        self._note(
-            Mark(
-                at.epoch,
-                at.num + 1,
-                at.step + 1,
-                self._begun,
-                pulled,
-                self._seed,
-                readers,
-                turn,
-                self._is_kept,
-            )
-        )
+        self._at = Mark(
+            at.epoch, at.num + 1, at.step + 1, self._begun, pulled, self._seed, readers, turn,
+            self._is_kept,
+        )  # fmt: skip
         data = transport.unpack(answer.stream, worker.buffers(answer))
+        # A state after a batch that failed is still one of the batch before: nobody has it.
         if isinstance(data, ExceptionWrapper):
             try:
                 data.reraise()
@@ -465,6 +458,7 @@ class WorkerLoop(_Loop):
                 raise
         if answer.kind == child.ERROR:
             raise data
+        self._note(self._at)
         return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
 
     def close(self) -> None:
