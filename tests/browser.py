@@ -136,13 +136,6 @@ class Browser:
             if event.get("method") == "Network.requestWillBeSent"
         }
 
-    def picture(self, path: Path) -> None:
-        """Write what is seen as PNG."""
-        import base64
-
-        data = self.tell("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(data["data"]))
-
 
 @contextmanager
 def browsing(folder: Path) -> Iterator[Browser]:

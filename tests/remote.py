@@ -58,17 +58,6 @@ def beyond(call: Call) -> Any:
     return make_rows(0, call.epoch, call.index, 3)
 
 
-def large(call: Call) -> Any:
-    """Give 1 MB, made where it is sent from by every second call."""
-    if call.index >= NUM_CALLS:
-        raise StopIteration
-    shape = 16, 16384
-    rows = call.empty(shape, np.float32) if call.index % 2 else np.empty(shape, np.float32)
-    rows[:] = np.arange(call.index, call.index + 16)[:, None]
-    rows[:, 0] = call.epoch
-    return [rows]
-
-
 class OnlyThere:
     """Cannot be made again in another process."""
 
@@ -328,10 +317,6 @@ def draw_half(record: Any) -> bool:
 
 
 # ---- Sources
-
-
-def sample(info: sources.SampleInfo) -> tuple[int, float]:
-    return info.idx_in_epoch, info.rng.random()
 
 
 def drawn_sample(info: sources.SampleInfo) -> tuple[int, float, float]:

@@ -33,7 +33,6 @@ from feeder.service.client import connect as connecting
 from feeder.service.client import consumer as consumers
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.server.run import begin_at, make_coordinator, make_feed_factories
-from feeder.state.snapshot import Snapshot
 from simulation.faults import Plan
 from simulation.network import Link
 from simulation.process import Process
@@ -233,14 +232,6 @@ class Server(ServerProcess):
     def failure(self) -> Any:
         """Why it has ended by itself."""
         return self.loop.exit_condition.failure
-
-    def position(self) -> int:
-        """The step of the position that it would store: all have used what is before it."""
-        return self.group.state().summary[2]
-
-    def snapshot(self) -> Snapshot:
-        """That position."""
-        return Snapshot((self.group.state(),))
 
     def let_go(self) -> None:
         """Free the memory, and what others have not taken of it."""

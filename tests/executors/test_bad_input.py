@@ -97,6 +97,11 @@ def test_what_holds_a_handle_is_told_with_the_ways_out(
     assert "files, locks and sockets" in str(caught.value)
 
 
+def test_a_function_is_named_by_its_place() -> None:
+    whole = drain(remote.plain, epochs=2)
+    assert_same(drain("remote:plain", epochs=2, executor=Processes(2)), whole)
+
+
 @pytest.mark.parametrize("place", ("no_such_module:fetch", "remote:no_such_name", "remote"))
 def test_a_place_where_nothing_is(place: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(place)):
@@ -142,7 +147,6 @@ def test_options_are_checked(settings: dict[str, Any]) -> None:
     assert Processes(2, max_calls=10**6).max_calls == 10**6
 
 
-@pytest.mark.process
 def test_a_module_that_a_process_cannot_import_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +168,6 @@ def test_a_module_that_a_process_cannot_import_is_named(
     assert "only_here.py" in noted
 
 
-@pytest.mark.process
 def test_a_preload_that_fails_is_named() -> None:
     executor = Processes(2, preload=["json", "no_such_module"])
     told = "worker 0, call 0: preload names 'no_such_module', which cannot be imported"
@@ -174,7 +177,6 @@ def test_a_preload_that_fails_is_named() -> None:
                 next(feed)
 
 
-@pytest.mark.process
 def test_a_stop_does_not_wait_for_a_preload_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +191,6 @@ def test_a_stop_does_not_wait_for_a_preload_that_hangs(
     assert "no process of the fetch function has started yet" in noted
 
 
-@pytest.mark.process
 def test_preloaded_modules_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -207,7 +208,6 @@ def test_preloaded_modules_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ---- It ends its process
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("number", "num"), ((signal.SIGKILL, 1), (signal.SIGSEGV, 3), (signal.SIGTERM, 3))
 )
@@ -224,7 +224,6 @@ def test_a_call_that_ends_each_process_is_told(number: int, num: int) -> None:
     assert (hint in str(caught.value)) == (number == signal.SIGKILL)
 
 
-@pytest.mark.process
 def test_a_call_is_made_as_often_as_retries_say(tmp_path: Path) -> None:
     fetch = remote.Counts(tmp_path)
     with (
@@ -235,7 +234,6 @@ def test_a_call_is_made_as_often_as_retries_say(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 6
 
 
-@pytest.mark.process
 def test_a_function_whose_loading_ends_the_process_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +248,6 @@ def test_a_function_whose_loading_ends_the_process_is_told(
         next(feed)
 
 
-@pytest.mark.process
 def test_a_call_that_is_made_again_for_a_resume_is_told() -> None:
     with running(remote.plain, executor=Processes(1), batch_size=4) as (_, feed):
         batch = next(feed)
@@ -268,7 +265,6 @@ def test_a_call_that_is_made_again_for_a_resume_is_told() -> None:
 # ---- It never returns
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("num", "at", "act", "stack"),
     (
@@ -299,7 +295,6 @@ def test_a_call_that_hangs_is_told_with_the_stack_of_its_process(
     assert stack in noted and "in _read" not in noted
 
 
-@pytest.mark.process
 def test_a_stop_in_a_call_is_no_error(tmp_path: Path) -> None:
     door = remote.door(tmp_path)
     fetch = At(9, remote.hang_in_a_place_of_its_own, door)
@@ -358,7 +353,6 @@ def test_an_exception_that_is_raised_again_has_one_note() -> None:
 # ---- What a process says
 
 
-@pytest.mark.process
 def test_what_a_process_says_is_said_here(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -372,7 +366,6 @@ def test_what_a_process_says_is_said_here(
     assert "an error" in failed.getMessage() and "ValueError: told" in failed.getMessage()
 
 
-@pytest.mark.process
 def test_nobody_may_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = drain(remote.plain)
     for stream in (None, remote.Closed()):
@@ -382,7 +375,6 @@ def test_nobody_may_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same(got, whole)
 
 
-@pytest.mark.process
 def test_a_process_has_its_own_environment_and_no_input() -> None:
     whole = drain(remote.plain)
     executor = Processes(2, env={"FEEDER_REMOTE": "set", "OMP_NUM_THREADS": "3"})
@@ -392,7 +384,6 @@ def test_a_process_has_its_own_environment_and_no_input() -> None:
     assert_same(drain(fetch, executor=Processes(1)), whole)
 
 
-@pytest.mark.process
 def test_a_process_makes_no_more_calls_than_it_may(tmp_path: Path) -> None:
     num, most = 2, 4
     whole = drain(remote.plain, epochs=2)

@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 
 import deadly
+import feeder
 import remote
 import zygote
+from conformance.served import TRANSPORTS, served
+from executors.test_streams import DiesHalfWay
+from executors.writing import plain
 from feeder import Processes
-from feeds import assert_same, deal, drain, expected, note, running
+from feeds import assert_same, deal, drain, expected, make, note, running
 from fetches import FORMS, make_fetch
 from lineage import descendants
 from remote import DeadlyDrawing
@@ -103,3 +107,28 @@ def test_what_was_drawn_is_drawn_again_after_a_kill(tmp_path: Path) -> None:
             streams.append([note(batch) for batch in feed])
     assert_same(streams[1], streams[0])
     assert len(list(tmp_path.iterdir())) >= 3
+
+
+# ---- served
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_served_feed_runs_on_processes_that_die_half_way(transport: str, tmp_path: Path) -> None:
+    coordinator = make(
+        DiesHalfWay(8, tmp_path, remote.die), rows_per_call=8, executor=Processes(2), epochs=3,
+        batch_columns=[0, 1, 0],
+    )  # fmt: skip
+    with served(transport, coordinator) as seen:
+        assert_same(list(map(note, seen)), plain(8, epochs=3), transport)
+    assert len(list(tmp_path.iterdir())) >= 3, "nobody has died"
+
+
+def test_a_server_runs_what_it_serves_on_processes(tmp_path: Path) -> None:
+    stream = expected(make_fetch("pure", "ragged"), pure=True, epochs=2)
+    coordinator = make(make_fetch("pure", "ragged"), epochs=2)
+    address = f"ipc://{tmp_path}/feed.sock"
+    with (
+        feeder.serve(coordinator, address, executor=Processes(2)) as server,
+        feeder.connect(server.addresses[0]) as consumer,
+    ):
+        assert_same([note(batch) for batch in consumer], stream)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,21 +56,20 @@ def test_each_small_number_of_descriptors_is_enough_or_told() -> None:
     assert all(any(word in one for word in words) for one in told), told
 
 
-def test_too_little_memory_is_told_by_the_call() -> None:
+@pytest.mark.parametrize(
+    ("fetch", "settings", "told"),
+    [
+        (At(2, remote.take_memory), {}, "(MemoryError|OSError)"),
+        (remote.Greedy(), {"input_blob_names": ["x"]}, ".*(mapped|memory)"),
+    ],
+    ids=["in a call", "for a block"],
+)
+def test_too_little_memory_is_told_by_the_call(
+    fetch: Any, settings: dict[str, Any], told: str
+) -> None:
     with (
-        running(At(2, remote.take_memory), executor=Processes(2), batch_size=3) as (_, feed),
-        pytest.raises(FetchError, match=r"call 2: fetch function raised (MemoryError|OSError)"),
-    ):
-        list(feed)
-
-
-def test_too_little_memory_for_a_block_is_told_by_the_call() -> None:
-    with (
-        running(remote.Greedy(), input_blob_names=["x"], executor=Processes(1), batch_size=1) as (
-            _,
-            feed,
-        ),
-        pytest.raises(FetchError, match=r"call 2: fetch function raised .*(mapped|memory)"),
+        running(fetch, executor=Processes(2), batch_size=1, **settings) as (_, feed),
+        pytest.raises(FetchError, match=f"call 2: fetch function raised {told}"),
     ):
         list(feed)
 

@@ -39,19 +39,9 @@ def refuse(fetch: Callable[..., Any] | None = None, **settings: Any) -> str:
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("batch_sampler", [[0, 1]], "fetch(call) says"),
         ("collate_fn", list, "feeder.sources.records(dataset, collate=...)"),
-        ("dataset", [1], "feeder.sources.records(dataset)"),
-        ("drop_last", True, 'last_batch="drop"'),
-        ("generator", 3, "seed="),
-        ("multiprocessing_context", "fork", "executor=feeder.Processes(n)"),
         ("num_workers", 4, "num_threads=n, or executor=feeder.Processes(n)"),
-        ("persistent_workers", True, "leave it out"),
-        ("pin_memory", True, 'devices="cuda:0"'),
-        ("prefetch_factor", 2, "max_buffered_batches="),
-        ("sampler", [0], "call.rng"),
         ("shuffle", True, "sources have random_shuffle=True"),
-        ("worker_init_fn", print, "init_fun="),
     ],
 )
 def test_an_argument_of_dataloader_names_what_is_here_in_its_place(
@@ -171,19 +161,6 @@ def test_a_wrong_setting_is_named_with_what_was_expected(
 def test_a_coordinator_is_one_of_ours() -> None:
     with pytest.raises(feeder.ConfigError, match=r"^coordinator is 5, expected a Coordinator"):
         feeder.init_data_input_workers(["id"], Counted(), 4, coordinator=5)
-
-
-class Net:
-    """What the original took in first place."""
-
-    def Proto(self) -> None:
-        pass
-
-
-def test_a_net_in_first_place_is_refused_by_name() -> None:
-    with pytest.raises(feeder.ConfigError) as caught:
-        feeder.init_data_input_workers(Net(), ["id"], Counted(), 4)
-    assert str(caught.value).endswith("; feeder has no nets: leave the net out")
 
 
 WRONG_FORMS = "expected fetch(worker_id, batch_size) or fetch(call)"

@@ -162,32 +162,15 @@ KINDS: dict[str, Callable[[], Reader]] = {
 
 
 def of_lightning() -> Reader:
-    from feeder.adapters.lightning import FeedCheckpoint, FeedLoader
+    from feeder.adapters.lightning import FeedLoader
 
-    loader, kept = FeedLoader(numbers(), SIZE, shuffle=True, seed=3), FeedCheckpoint()
-    trainer: Any = SimpleNamespace(train_dataloader=loader)
-    kept.setup(trainer, None, "fit")  # type: ignore[arg-type]
-
-    def load(state: Any) -> None:
-        kept.load_state_dict(state)
-        kept.on_train_start(trainer, None)  # type: ignore[arg-type]
-
-    return Reader(every(loader), kept.state_dict, load)
+    return plain(FeedLoader(numbers(), SIZE, shuffle=True, seed=3))
 
 
 def of_hf() -> Reader:
-    from feeder.adapters.hf import FeedCallback, FeedLoader
+    from feeder.adapters.hf import FeedLoader
 
-    loader, callback = FeedLoader(numbers(), SIZE, shuffle=True, seed=3), FeedCallback()
-
-    def begin(**state: Any) -> None:
-        callback.on_train_begin(None, SimpleNamespace(**state), None, train_dataloader=loader)
-
-    begin(global_step=0)
-    return Reader(
-        every(loader), callback.state,
-        lambda state: begin(global_step=1, stateful_callbacks={"FeedCallback": state}),
-    )  # fmt: skip
+    return plain(FeedLoader(numbers(), SIZE, shuffle=True, seed=3))
 
 
 def of_jax() -> Reader:

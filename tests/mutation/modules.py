@@ -5,14 +5,12 @@ from __future__ import annotations
 _PROTOCOL = ("tests/feeder/service/protocol", "tests/simulation/test_membership.py")
 _SERVER = (
     "tests/feeder/service/server/test_accounts.py",
-    "tests/feeder/service/server/test_position_check.py",
     "tests/feeder/service/server/test_dealing.py",
     "tests/feeder/service/server/test_other_runs.py",
 )
 _SERVED = (
     "tests/feeder/service/client/test_undecided.py",
     "tests/feeder/service/client/test_away.py",
-    "tests/feeder/service/client/test_other_numbers.py",
     "tests/simulation/test_simulation.py",
 )
 _STREAM = ("tests/property/test_programs.py", "tests/conformance/test_stream.py")

@@ -444,7 +444,7 @@ def served_programs(draw: st.DrawFn) -> Program:
     program = draw(programs(one_of=3))
     ways = st.sampled_from(("", "shared", *TRANSPORTS))
     legs = [
-        leg._replace(skip=0, extra=0, interrupts=(), failing=None, transport=way, when="at once")
+        leg._replace(skip=0, extra=0, failing=None, transport=way, when="at once")
         if (way := draw(ways))
         else leg
         for leg in program.legs

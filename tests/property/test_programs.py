@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import hypothesis
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 
 import parts
 from property.campaign import run
-from property.programs import Program, alike, check, check_places, programs, served_programs
+from property.programs import (
+    Leg,
+    Program,
+    Stream,
+    alike,
+    check,
+    check_places,
+    programs,
+    served_programs,
+)
 
 pytestmark = [
     pytest.mark.timeout(600),  # of many examples
@@ -25,8 +34,17 @@ def examples(num: int) -> hypothesis.settings:
     )  # fmt: skip
 
 
+SHORT_LAST_CALL = Stream(
+    form="source", epochs=[[[3], [], []], [[5], [], []]], columns=(), size=2, is_global=False,
+    per_call=0, workers=2, seed=0, last_batch="keep", last_round="drop", rounds="stream",
+    dont_rebatch=False, repeatable=True, beyond="end",
+)  # fmt: skip
+
+
 @examples(30)
 @given(programs())
+# Rounds are skipped from an epoch's end, whose last call is shorter than the others.
+@example(Program(SHORT_LAST_CALL, [Leg(4, 1, 1), Leg(4, 1, 2), Leg(6, 1)], 0))
 def test_every_batch_position_and_error_is_that_of_the_naive_stream(program: Program) -> None:
     check(program)
 

@@ -46,8 +46,6 @@ class Machine:
     """Whether memory that is there already may be pinned."""
     slow_s: float = 0.0
     """How long a host that waits for a copy is kept waiting at most; meanwhile others run."""
-    deaf: frozenset[str] = frozenset()
-    """Kinds of waits that are left out: see `StandinDriver`."""
     faults: list[str] = field(default_factory=list)
     """What no device would have forgiven."""
     num_copies: int = 0
@@ -167,11 +165,7 @@ class Machine:
 
 
 class StandinDriver:
-    """One GPU of the machine (`feeder.devices.cuda.driver.Driver`).
-
-    The machine may be deaf to waits: "copy" leaves out those of the copy stream, "user" those of
-    other streams, "host" those of the host for an event, "drain" those for a stream.
-    """
+    """One GPU of the machine (`feeder.devices.cuda.driver.Driver`)."""
 
     def __init__(self, machine: Machine, ordinal: int) -> None:
         self.name = f"cuda:{ordinal}"
@@ -179,7 +173,6 @@ class StandinDriver:
         self.ordinal = ordinal
         self.clockwork = machine.clockwork
         self.default = self.clockwork.make(f"{self.name} default", 0)
-        self.copy_streams: list[Stream] = []
 
     def bind(self) -> None:
         self.machine.here.bound = self.ordinal
@@ -205,8 +198,7 @@ class StandinDriver:
 
     def make_stream(self) -> Stream:
         self.machine.raise_failing("stream")
-        self.copy_streams.append(self.clockwork.make(f"{self.name} copies"))
-        return self.copy_streams[-1]
+        return self.clockwork.make(f"{self.name} copies")
 
     def make_event(self) -> Event:
         return Event()
@@ -219,24 +211,20 @@ class StandinDriver:
 
     def wait(self, stream: Stream, event: Event) -> None:
         self.machine.raise_failing("wait")
-        kind = "copy" if stream in self.copy_streams else "user"
-        if kind not in self.machine.deaf:
-            self.clockwork.wait(stream, event)
+        self.clockwork.wait(stream, event)
 
     def synchronize(self, event: Event) -> None:
         self.machine.raise_failing("synchronize")
         if self.machine.slow_s:
             threading.Event().wait(self.machine.slow_s * self.clockwork.random.random())
-        if "host" not in self.machine.deaf:
-            self.clockwork.until(event)
+        self.clockwork.until(event)
 
     def is_done(self, event: Event) -> bool:
         self.clockwork.tick()
-        return "host" in self.machine.deaf or event.has_come
+        return event.has_come
 
     def drain(self, stream: Stream) -> None:
-        if "drain" not in self.machine.deaf:
-            self.clockwork.drain(stream)
+        self.clockwork.drain(stream)
 
     def copy_in(self, target: int, source: int, num_bytes: int, stream: Stream) -> None:
         self.machine.raise_failing("copy")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import socket
@@ -101,7 +100,6 @@ START = "import feeder, remote; from feeds import drain; "
 START += "drain(remote.plain, executor=feeder.RayActors(1))"
 
 
-@pytest.mark.process
 def test_nobody_has_connected() -> None:
     pytest.importorskip("ray")
     assert (
@@ -110,7 +108,6 @@ def test_nobody_has_connected() -> None:
     )
 
 
-@pytest.mark.process
 def test_the_cluster_cannot_be_reached() -> None:
     pytest.importorskip("ray")
     with socket.socket() as sock:
@@ -133,7 +130,6 @@ def test_an_actor_that_does_not_reach_its_driver(monkeypatch: pytest.MonkeyPatch
 # ---- On a cluster
 
 
-@pytest.mark.process
 def test_no_room(
     cluster: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +144,6 @@ def test_no_room(
     assert "waiting" in caplog.text
 
 
-@pytest.mark.process
 def test_room_for_some_is_enough(cluster: Any) -> None:
     stream = drain(remote.plain, epochs=2)
     # Three fit to the one node, and there is no fourth.
@@ -156,7 +151,6 @@ def test_room_for_some_is_enough(cluster: Any) -> None:
     assert drain(remote.plain, epochs=2, executor=executor, timeout=TIMEOUT_S) == stream
 
 
-@pytest.mark.process
 def test_a_class_that_an_actor_cannot_have(cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "only_here.py").write_text("def fetch(call):\n    raise StopIteration\n")
     sys.path.insert(0, str(tmp_path))
@@ -174,14 +168,12 @@ def test_a_class_that_an_actor_cannot_have(cluster: Any, tmp_path: Path) -> None
             del sys.modules["only_here"], sys.fetch  # type: ignore[attr-defined]
 
 
-@pytest.mark.process
 def test_an_environment_that_cannot_be_made(cluster: Any) -> None:
     executor = RayActors(1, runtime_env={"working_dir": "/nowhere/at/all"})
     with pytest.raises(FetchError, match="no actor could be started"):
         drain(remote.plain, executor=executor, timeout=TIMEOUT_S)
 
 
-@pytest.mark.process
 def test_variables_of_an_environment_are_there(cluster: Any) -> None:
     variables = {"FEEDER_TEST": "here"}
     executor = RayActors(
@@ -191,14 +183,12 @@ def test_variables_of_an_environment_are_there(cluster: Any) -> None:
     assert len(drain(fetch, epochs=1, executor=executor, timeout=TIMEOUT_S)) > 1
 
 
-@pytest.mark.process
 def test_an_unknown_way(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA, "pigeons")
     with pytest.raises(ConfigError, match="FEEDER_RAY_DATA is 'pigeons', expected mapped"):
         drain(remote.plain, executor=RayActors(1))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("way", ("mapped", "store"))
 def test_what_cannot_be_read_here_is_told(
     cluster: Any, way: str, monkeypatch: pytest.MonkeyPatch
@@ -208,30 +198,25 @@ def test_what_cannot_be_read_here_is_told(
         drain(remote.only_there, executor=RayActors(2), timeout=TIMEOUT_S)
 
 
-def stack_of_a_hanging_call(executor: RayActors, folder: Path) -> str:
-    """Have a call hang; returns what the error is told with."""
-    door = remote.door(folder)
+@pytest.mark.parametrize(("per_actor", "who"), ((1, "actor 1 (process "), (2, "")))
+def test_a_call_that_hangs_is_told_with_its_stack(
+    cluster: Any, per_actor: int, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A new limit counts from the next look.
+    monkeypatch.setattr(pipeline, "TUNING", pipeline.TUNING.replace(slow_look_s=0.2))
+    door = remote.door(tmp_path)
     fetch = remote.At(7, remote.hang_in_a_place_of_its_own, door)
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        # A new limit counts from the next look.
-        patch.setattr(pipeline, "TUNING", pipeline.TUNING.replace(slow_look_s=0.2))
-        feed_of = running(fetch, executor=executor, timeout=TIMEOUT_S)
-        _, feed = stack.enter_context(feed_of)
+    executor = RayActors(1, per_actor=per_actor)
+    with running(fetch, executor=executor, timeout=TIMEOUT_S) as (_, feed):
         # An actor may take any time to start: the limit counts from when the call has begun.
         remote.wait_at(door)
         feed.streams[0].pipeline.channel._silence._timeout_s = 1.0
         with pytest.raises(feeder.FetchTimeout) as caught:
             list(feed)
-    return "".join(caught.value.__notes__)
+    told = "".join(caught.value.__notes__)
+    assert "hang_in_a_place_of_its_own" in told and who in told
 
 
-@pytest.mark.process
-def test_a_call_that_hangs_is_told_with_its_stack(cluster: Any, tmp_path: Path) -> None:
-    told = stack_of_a_hanging_call(RayActors(1), tmp_path)
-    assert "hang_in_a_place_of_its_own" in told and "actor 1 (process " in told
-
-
-@pytest.mark.process
 def test_a_stranger_with_another_key_is_not_let_in(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""`feeder serve --executor ray:N` serves from actors, and ends them when it is told to end."""
+"""Commands on a cluster: `feeder serve --executor ray:N`, and the example."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def feeds():
 """
 
 
-@pytest.mark.process
 def test_a_server_runs_on_actors_and_ends_with_them(cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "on_actors.py").write_text(MODULE)
     path = os.pathsep.join(map(str, (ROOT, TESTS, tmp_path)))
@@ -49,3 +48,28 @@ def test_a_server_runs_on_actors_and_ends_with_them(cluster: Any, tmp_path: Path
         finally:
             server.kill()
     assert_same(got, expected(make_fetch("seek", "ragged"), pure=False, epochs=3))
+
+
+# ---- the example
+
+LIMIT_S = 60
+
+
+def run(cluster: Any, *arguments: str) -> list[str]:
+    """Run the example; the steps that it says."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/ray_fetch/train.py"), *arguments], env=env,
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith("step ")]
+
+
+def test_the_example_goes_on_where_it_was_stopped(cluster: Any, tmp_path: Path) -> None:
+    position = str(tmp_path / "position")
+    whole = run(cluster, str(tmp_path / "none"))
+    assert len(whole) == 200
+    first = run(cluster, position, "--stop-at", "40")
+    rest = run(cluster, position, "--actors", "1-3")
+    assert first + rest == whole

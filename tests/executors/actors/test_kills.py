@@ -51,15 +51,22 @@ def strike(pool: ActorPool, dice: random.Random, whom: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("form", "way"), FORMS_AND_WAYS)
-def test_killed_again_and_again(form: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("form", "way", "per_actor"),
+    [*((*both, 1) for both in FORMS_AND_WAYS), ("seek", "mapped", 2), ("pure", "frames", 2)],
+)
+def test_killed_again_and_again(
+    form: str, way: str, per_actor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is left when the feed stops."""
     monkeypatch.setenv(DATA, way)
+    before = set(os.listdir("/dev/shm"))
     stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=3)
     dice, got, kills = random.Random(form + way), [], 0
     retries = {} if form == "replay" else {"retries": 1000}
     with running(
-        make_fetch(form, "ragged"), epochs=3, executor=RayActors(2), timeout=TIMEOUT_S,
-        max_buffered_batches=1, **retries,
+        make_fetch(form, "ragged"), epochs=3, executor=RayActors(2, per_actor=per_actor),
+        timeout=TIMEOUT_S, max_buffered_batches=1, **retries,
     ) as (coordinator, feed):  # fmt: skip
         pool = pool_of(feed)
         for i, batch in enumerate(deal(feed)):
@@ -69,24 +76,14 @@ def test_killed_again_and_again(form: str, way: str, monkeypatch: pytest.MonkeyP
                 strike(pool, dice, dice.choice(("one", "ray", "all")) if kills else "all")
                 kills += 1
         (figures,) = coordinator.figures().feeds
+        stack = contextlib.ExitStack()
+        ends = stack.enter_context(ends_of(pool.pids()))
+    with stack:
+        ends.wait()
+    assert not set(os.listdir("/dev/shm")) - before
     assert_same(got, stream)
     assert kills >= 3
     assert figures.executor is not None and figures.executor.restarts >= 1
-
-
-def test_nothing_is_left_when_a_feed_stops() -> None:
-    before = shared_memory()
-    with running(
-        make_fetch("pure", "ragged"), epochs=None, executor=RayActors(2), timeout=TIMEOUT_S
-    ) as (_, feed):
-        for _ in range(3):
-            next(feed)
-        pids = pool_of(feed).pids()
-        stack = contextlib.ExitStack()
-        ends = stack.enter_context(ends_of(pids))
-    with stack:
-        ends.wait()
-    assert shared_memory() == before
 
 
 def test_a_node_dies_with_its_actors(cluster: Any) -> None:
@@ -182,11 +179,16 @@ def test_two_that_differ_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
             pass
 
 
-@pytest.mark.parametrize("way", ("frames",))
-def test_one_that_ends_each_actor_is_named(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DATA, way)
-    with pytest.raises(FetchError, match=r"call 4: its process ended 3 times, the last time"):
-        drain(remote.At(4, remote.die), executor=RayActors(2), timeout=TIMEOUT_S)
+@pytest.mark.parametrize(
+    ("executor", "told"),
+    ((RayActors(2), "the last time"), (RayActors(1, per_actor=2), ".*by SIGKILL")),
+)
+def test_one_that_ends_each_process_is_named(
+    executor: RayActors, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATA, "frames")
+    with pytest.raises(FetchError, match=f"call 4: its process ended 3 times, {told}"):
+        drain(remote.At(4, remote.die), executor=executor, timeout=TIMEOUT_S)
 
 
 def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,49 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 import remote
-from executors.actors.test_bad_input import stack_of_a_hanging_call
 from executors.actors.test_kills import TIMEOUT_S, pool_of
 from executors.actors.test_pool import Pool
-from feeder import ConfigError, FetchError, RayActors
+from feeder import ConfigError, RayActors
 from feeder.executors.actors import _MOST_UNMADE, DATA
 from feeder.executors.ports import Line
-from feeds import assert_same, deal, drain, expected, note, running
-from fetches import make_fetch
+from feeds import assert_same, drain, note, running
 from lineage import ends_of
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(("form", "way"), (("seek", "mapped"), ("pure", "frames")))
-def test_the_stream_is_the_naive_one(
-    cluster: Any, form: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Processes and actors are killed; of one that dies with all it holds no call is lost."""
-    monkeypatch.setenv(DATA, way)
-    stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=3)
-    retries = {} if form == "replay" else {"retries": 100}
-    got = []
-    with running(
-        make_fetch(form, "ragged"), epochs=3, executor=RayActors(2, per_actor=2),
-        timeout=TIMEOUT_S, max_buffered_batches=1, **retries,
-    ) as (_, feed):  # fmt: skip
-        pool = pool_of(feed)
-        for i, batch in enumerate(deal(feed)):
-            got.append(note(batch))
-            if i % 6 == 2:
-                with contextlib.suppress(ProcessLookupError, IndexError):
-                    os.kill(pool.pids()[-1], signal.SIGKILL)
-            if i == 9:
-                with pool._lock:
-                    handle = pool._actors[0].handle
-                pool.cluster.kill(handle)
-    assert_same(got, stream)
 
 
 @pytest.mark.process
@@ -84,18 +54,6 @@ def test_a_process_is_replaced_where_it_was(cluster: Any, caplog: pytest.LogCapt
         ends.wait()
     assert f"(process {first[0]} on " in caplog.text and "was killed by SIGKILL" in caplog.text
     assert_same(got, drain(remote.many, most=len(got), **settings))
-
-
-@pytest.mark.process
-def test_a_call_that_ends_each_process_is_named(cluster: Any) -> None:
-    with pytest.raises(FetchError, match=r"call 4: its process ended 3 times.*by SIGKILL"):
-        drain(remote.At(4, remote.die), executor=RayActors(1, per_actor=2), timeout=TIMEOUT_S)
-
-
-@pytest.mark.process
-def test_a_process_that_hangs_is_told_with_its_stack(cluster: Any, tmp_path: Path) -> None:
-    told = stack_of_a_hanging_call(RayActors(1, per_actor=2), tmp_path)
-    assert "hang_in_a_place_of_its_own" in told
 
 
 @pytest.mark.process

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import cycle, islice, product
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -10,9 +10,9 @@ import pytest
 import parts
 import remote
 from executors.test_streams import LAST_BATCH
-from feeder import Processes, RayActors, Threads
+from feeder import RayActors
 from feeder.executors.actors import DATA
-from feeds import CARRIERS, Record, assert_same, drain, expected, note, running
+from feeds import Record, assert_same, drain, expected
 from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch
 from parts import few
 
@@ -20,8 +20,6 @@ pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.process]
 
 WAYS = ("mapped", "frames", "store")
 FORMS_AND_WAYS = [*product(FORMS, WAYS)] if parts.is_full else [*zip(FORMS, WAYS, strict=True)]
-KINDS = (RayActors(1), Threads(2), RayActors(3), Processes(2), RayActors((1, 2)), None)
-"""What a feed is run on, one after the other; None says nothing."""
 WAIT_S = 60.0
 """Actors that come on a busy machine take seconds."""
 
@@ -52,31 +50,13 @@ def test_the_stream_is_the_naive_one(form: str, way: str, monkeypatch: pytest.Mo
         assert_same(got, stream, pattern, last_batch, workers, devices, num)
 
 
-def test_resumed_again_and_again_on_something_else() -> None:
-    form = "seek"
-    settings: dict[str, Any] = {"epochs": 2, "last_batch": "carry"}
-    stream: list[Record] = []
-    position = None
-    for executor, carrier in zip(cycle(KINDS), cycle(CARRIERS.values()), strict=False):
-        with running(
-            make_fetch(form, "ragged"), resume=position, executor=executor, timeout=WAIT_S,
-            **settings,
-        ) as (coordinator, feed):  # fmt: skip
-            batches = list(islice(feed, 3))
-            stream += map(note, batches)
-            if len(batches) < 3:
-                break
-            position = carrier(coordinator, batches[-1])
-    assert_same(stream, expected(make_fetch(form, "ragged"), pure=form == "pure", **settings))
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_large_chunks(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA, way)
-    settings: dict[str, Any] = {"input_blob_names": ["x"], "batch_size": 48, "epochs": 1}
-    stream = drain(remote.large, **settings)
-    assert_same(on_actors(remote.large, **settings), stream)
-    assert_same(on_actors(remote.large, writable=True, **settings), stream)
+    settings: dict[str, Any] = {"input_blob_names": ["x", "y"], "batch_size": 900, "epochs": 1}
+    stream = drain(remote.ManySizes(20, 1), **settings)
+    assert_same(on_actors(remote.ManySizes(20, 1), **settings), stream)
+    assert_same(on_actors(remote.ManySizes(20, 1), writable=True, **settings), stream)
 
 
 def test_what_is_printed_and_logged_comes_here(

@@ -49,7 +49,6 @@ def step_in(folder: Path) -> int:
     return state.summary[2]
 
 
-@pytest.mark.process
 def test_the_position_is_stored_and_the_process_ends_by_the_signal(tmp_path: Path) -> None:
     with trainer("plain", tmp_path) as process:
         process.terminate()
@@ -57,7 +56,6 @@ def test_the_position_is_stored_and_the_process_ends_by_the_signal(tmp_path: Pat
     assert step_in(tmp_path) == 3
 
 
-@pytest.mark.process
 def test_a_handler_that_was_there_before_has_its_turn(tmp_path: Path) -> None:
     with trainer("own handler", tmp_path) as process:
         process.terminate()
@@ -66,7 +64,6 @@ def test_a_handler_that_was_there_before_has_its_turn(tmp_path: Path) -> None:
     assert step_in(tmp_path) == 3
 
 
-@pytest.mark.process
 def test_a_process_that_ignored_the_signal_goes_on(tmp_path: Path) -> None:
     with trainer("ignored", tmp_path) as process:
         process.terminate()
@@ -77,7 +74,6 @@ def test_a_process_that_ignored_the_signal_goes_on(tmp_path: Path) -> None:
     assert step_in(tmp_path) == 3
 
 
-@pytest.mark.process
 def test_a_second_signal_does_not_wait_for_a_disk_that_hangs(tmp_path: Path) -> None:
     with trainer("hanging", tmp_path) as process:
         process.terminate()

@@ -282,7 +282,3 @@ def test_a_child_that_outlives_a_killed_trainer_does_not_hold_its_lock(tmp_path:
             other.put("other", {})
         trainer.stdin.close()
         assert trainer.stdout.readline() == "the child ends\n"
-
-
-def test_a_store_is_shown_with_its_place_and_writer() -> None:
-    assert repr(CheckpointStore("/x", writer="a")) == "<CheckpointStore '/x', writer 'a'>"

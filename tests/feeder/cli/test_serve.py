@@ -12,8 +12,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -175,17 +173,6 @@ def test_serve_tells_in_a_line_how_many_descriptors_it_needs() -> None:
 
 
 # ---- here
-
-
-def test_a_line_for_each_address_says_what_is_served() -> None:
-    queues = {"train": 1, "more": 2}
-    server: Any = SimpleNamespace(
-        queues=queues, replicas=3, addresses=("ipc://a", "tcp://b:1"), status_url="http://c"
-    )
-    what = "feeds 'more', 2 queues with 3 replicas; 'train', 1 queue with 3 replicas"
-    assert serve.ready_lines(server) == [
-        f"serving {what}, at ipc://a", f"serving {what}, at tcp://b:1", "status page: http://c"
-    ]  # fmt: skip
 
 
 def test_serve_takes_a_coordinator() -> None:

@@ -128,18 +128,6 @@ def test_it_shows_this_users_server_by_itself(folder: Path) -> None:
     assert "for a consumer on queue 0" in done.stdout
 
 
-def test_with_keys_it_needs_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["keygen", "keys"]) == 0
-    with feeder.serve(factory, "tcp://127.0.0.1:0", keys=folder / "keys") as server:
-        words = ["top", server.addresses[0], "--once", "--every", "0.05"]
-        assert cli.main([*words, "--keys", "keys"]) == 0
-        assert "train (waiting)" in capsys.readouterr().out
-        assert cli.main(words) == 1
-        error = capsys.readouterr().err
-    assert error.startswith("feeder: ")
-    assert "keys" in error
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -162,16 +150,6 @@ def test_without_rich_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         from feeder.cli import top
 
         top.main(None)  # type: ignore[arg-type]
-
-
-def test_nobody_answers(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from feeder.service.client.monitor import Monitor
-
-    monkeypatch.setattr(Monitor.fetch, "__defaults__", (0.1,))
-    assert cli.main(["top", "ipc://nobody", "--once"]) == 1
-    assert "no answer from ipc://" in capsys.readouterr().err
 
 
 @pytest.mark.process

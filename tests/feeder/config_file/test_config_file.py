@@ -324,10 +324,6 @@ AFTER_A_FEED = [
     ("", "2: neither fetch nor source is given: name a function, MODULE:ATTR"),
     ("fetch = 'filed_feeds:fetch'\nepochs = 0", "6: epochs is 0, expected a whole number >= 1"),
     (
-        "fetch = 'filed_feeds:fetch'\nlast_batch = 'kep'",
-        "6: last_batch is 'kep', expected one of ('keep', ",
-    ),
-    (
         "order = 'arrival'\nsource = 'arrays'\noptions.columns = 'x.npy'\noptions.order = 'wild'",
         "8: order is 'wild', expected one of ",
     ),
@@ -339,15 +335,7 @@ AFTER_A_FEED = [
         "fetch = 'filed_feeds:fetch'\noptions.crop = 3",
         "6: crop is an option of a source, and fetch is ",
     ),
-    (
-        "fetch = 'filed_feeds:fetch'\nlast_batch = 'drop'\ndont_rebatch = true",
-        "6: last_batch is 'drop': with dont_rebatch every chunk is ",
-    ),
     ("source = 'array'", "5: unknown source 'array': did you mean 'arrays', or MODULE:ATTR"),
-    (
-        "source = 'arrays'\noptions.columns = 'x.npy'\noptions.num_shard = 2",
-        "7: unknown option 'num_shard': did you mean 'num_shards'",
-    ),
     ("source = 'image_folder'", "5: source 'image_folder': missing a required argument: 'path'"),
     ("source = 'arrays'\noptions.columns = 'y.npy'", "6: 'y.npy' cannot be read as arrays: "),
     ("fetch = 'filed_feeds'", "5: fetch is 'filed_feeds': 'filed_feeds' is not MODULE:ATTR, "),

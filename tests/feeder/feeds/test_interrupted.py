@@ -3,10 +3,7 @@ does not count as used before."""
 
 from __future__ import annotations
 
-import random
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -221,46 +218,6 @@ def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
 
 
 # A finaliser that is interrupted says so to nobody else.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("stream", "num"), [("shared", 25), ("tcp", 25)])
-def test_interrupts_at_any_moment_lose_nothing(stream: str, num: int) -> None:
-    """In process they are drawn (`tests/property`)."""
-    is_on, lengths, chance = False, [0.01], random.Random(7)
-
-    def interrupt(number: int, frame: object) -> None:
-        nonlocal is_on
-        if is_on:
-            is_on = False
-            raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for _ in range(num):
-            with reading(stream) as (batches, state_dict):
-                ids: list[int] = []
-                began, batch, state = time.monotonic(), None, None
-                signal.setitimer(
-                    signal.ITIMER_REAL, chance.uniform(2e-5, sorted(lengths)[len(lengths) // 2])
-                )
-                try:
-                    is_on = True
-                    for batch in batches:
-                        ids.append(int(batch["id"][0]))
-                    is_on = False
-                except Interrupt:
-                    # The loop had it, and was interrupted in its own code.
-                    if batch is not None and batch.step == len(ids):
-                        ids.append(batch.step)
-                    state, num_used = state_dict(), len(ids)
-                    read(batches, ids)
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                lengths.append(time.monotonic() - began)
-            assert ids == list(range(NUM_BATCHES))
-            if state is not None:
-                check_position(state, num_used)
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> None:

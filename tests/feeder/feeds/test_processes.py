@@ -68,33 +68,28 @@ tell("parent", sum(len(batch["id"]) for batch in feed), coordinator.stop())
 PARENT = ["child 0", "parent 146 True"]
 
 
-OF_THE_FEED = [
-    "next(feed)", "list(feed)", "next(feed.on(0))", "coordinator.snapshot()", "feed.snapshot()",
-    "coordinator.state_dict()", "feed.state_dict()", "coordinator.checkpoint()",
-]  # fmt: skip
-OF_THE_COORDINATOR = [
-    "coordinator.start()", "coordinator.__enter__()", "coordinator.load_state_dict({})",
-    "make(coordinator=coordinator)",
-]  # fmt: skip
+OF_THE_FEED = (
+    "feed 'train' was made in the parent process; make it after the fork, or start children with "
+    "the spawn method"
+)
+OF_THE_COORDINATOR = "the coordinator was made in the parent process; make one after the fork"
+USES = {
+    **dict.fromkeys([
+        "next(feed)", "list(feed)", "next(feed.on(0))", "coordinator.snapshot()",
+        "feed.snapshot()", "coordinator.state_dict()", "feed.state_dict()",
+        "coordinator.checkpoint()",
+    ], OF_THE_FEED),
+    **dict.fromkeys([
+        "coordinator.start()", "coordinator.__enter__()", "coordinator.load_state_dict({})",
+        "make(coordinator=coordinator)",
+    ], OF_THE_COORDINATOR),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("use", OF_THE_FEED)
+@pytest.mark.parametrize("use", USES)
 def test_a_feed_is_not_used_in_a_forked_child(use: str) -> None:
     lines = run(FORK.replace("CHILD", f"attempt('use', lambda: {use})"))
-    assert lines == [
-        "use ForkedError feed 'train' was made in the parent process; make it after the fork, or "
-        "start children with the spawn method",
-        *PARENT,
-    ]
-
-
-@pytest.mark.parametrize("use", OF_THE_COORDINATOR)
-def test_a_coordinator_is_not_used_in_a_forked_child(use: str) -> None:
-    lines = run(FORK.replace("CHILD", f"attempt('use', lambda: {use})"))
-    assert lines == [
-        "use ForkedError the coordinator was made in the parent process; make one after the fork",
-        *PARENT,
-    ]
+    assert lines == [f"use ForkedError {USES[use]}", *PARENT]
 
 
 def test_what_a_child_may_do_with_its_copy() -> None:

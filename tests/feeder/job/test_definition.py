@@ -37,15 +37,6 @@ def test_tasks_are_in_the_innermost_group_and_on_the_innermost_node() -> None:
     assert Node.current() == "local"
 
 
-def test_a_task_is_called_as_its_function_is() -> None:
-    group = TaskGroup()
-    with group:
-        tasks = [Task(nothing), Task(lambda workspace: None), Task(Reader(()).read)]
-    assert [task.name for task in tasks] == ["nothing", "<lambda>", "read"]
-    assert repr(tasks[0]) == "<Task 'nothing' on 'local'>"
-    assert group.used_nodes() == ["local"]
-
-
 def test_nodes_that_are_saved_are_those_of_the_init_group_and_of_objects() -> None:
     with Job() as job:
         with Node("trained"), job.init_group:

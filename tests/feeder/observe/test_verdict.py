@@ -178,14 +178,6 @@ def test_every_kind_is_among_the_cases() -> None:
     assert {kind for _, kind, _ in CASES.values()} == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {
-    "starting", "waiting", "ended", "stopped", "trainer-bound"
-}))  # fmt: skip
-def test_what_is_wrong_comes_with_advice(kind: str) -> None:
-    (*_,) = verdicts = [judge(None, figures, 0.0) for figures, k, _ in CASES.values() if k == kind]
-    assert all(verdict.advice for verdict in verdicts)
-
-
 @pytest.mark.parametrize(("wait_s", "kind"), [
     (10 * STARVING - 0.01, "trainer-bound"), (10 * STARVING + 0.01, "copy-bound"),
 ])  # fmt: skip

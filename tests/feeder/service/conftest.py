@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from zmq.utils import garbage
 
 import served
 
@@ -14,3 +15,10 @@ def world() -> Iterator[None]:
     """All that is served is in one thread, on virtual time."""
     with served.one_thread():
         yield
+
+
+@pytest.fixture
+def large_frames() -> Iterator[None]:
+    """ZeroMQ sends these without a copy, and starts a thread that lets go of them."""
+    yield
+    garbage.gc.stop()

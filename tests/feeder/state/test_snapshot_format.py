@@ -162,17 +162,6 @@ def test_a_snapshot_goes_through_bytes_and_a_file_unchanged(tmp_path: Path) -> N
             assert ids(resumed["train"]) == wanted
 
 
-def test_a_snapshot_does_not_change_when_the_feed_runs_on() -> None:
-    with make(Pure()) as coordinator:
-        next(coordinator["train"])
-        snapshot = coordinator.snapshot()
-        data = bytes(snapshot)
-        list(coordinator["train"])
-        assert bytes(snapshot) == data
-        assert bytes(coordinator.snapshot()) != data
-    assert bytes(snapshot) == data
-
-
 @pytest.mark.parametrize("name", ["missing/feed.snap", "folder"])
 def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
@@ -196,29 +185,6 @@ def test_the_text_of_a_position_is_no_path_and_not_shown_in_full() -> None:
     assert told.count("FEEDSNAP") == 1 and len(told) < 300
     with pytest.raises(feeder.CheckpointError, match="null byte; name a file, or a folder"):
         make(Pure(), resume="a\0b")
-
-
-def test_a_snapshot_says_where_its_feeds_stand() -> None:
-    coordinator = make(Pure(), epochs=2)
-    make(Pure(), input_source_name="val", batch_size=3, coordinator=coordinator)
-    with coordinator:
-        for _ in range(6):
-            next(coordinator["train"])
-        snapshot = coordinator.snapshot()
-        state = coordinator.state_dict()
-    token = len(snapshot.states[0].token)
-    told = (
-        f"train[0]: next is epoch 1, batch 2 (step 6), 1 rows left over, token of {token} bytes\n"
-        f"val[0]: next is epoch 0, batch 0 (step 0), 0 rows left over, token of "
-        f"{len(snapshot.states[1].token)} bytes"
-    )
-    assert snapshot.describe() == told
-    assert repr(snapshot) == f"<Snapshot {told!r}>"
-    by_reference = feeder.Snapshot.from_bytes(state["feeder"]).describe().splitlines()[0]
-    assert by_reference == (
-        "train[0]: next is epoch 1, batch 2 (step 6), 1 rows left over, not held, "
-        f"token of {token} bytes"
-    )
 
 
 @pytest.mark.parametrize("row_bytes", [65_535, 65_537, 2**20 + 1])

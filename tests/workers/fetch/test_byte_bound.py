@@ -1,4 +1,4 @@
-"""The bound on bytes holds for the chunks of calls under way too, for any number of workers."""
+"""The bounds on bytes and rows hold for chunks of calls under way, for any number of workers."""
 
 from __future__ import annotations
 
@@ -88,3 +88,22 @@ def test_bytes_are_bounded_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path:
             fetch.count(-batch.rows)
     # 41 rows, and what is made while the user takes those.
     assert fetch.most < 60
+
+
+# ---- rows
+
+
+@pytest.mark.served
+def test_memory_is_bounded_however_many_threads_call_a_pure_function() -> None:
+    def fetch(call: feeder.Call) -> Any:
+        never.wait(0.0002)
+        return [np.zeros((1, 1000))]
+
+    never = threading.Event()
+    with make(fetch, ["x"], 4, num_worker_threads=1, num_threads=16, epochs=None,
+              max_buffered_batches=100) as coordinator:  # fmt: skip
+        feed = coordinator["train"]
+        for _ in range(300):
+            next(feed)
+            never.wait(0.001)
+        assert feed.stats()["peak_buffered_rows"] < 2 * 400

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +54,17 @@ def test_the_last_of_several_feeds_puts_it_back() -> None:
     assert interval_s() == PYTHONS_S
 
 
-@pytest.mark.parametrize("mine", [0.0005, SWITCH_S, 0.002, 0.005001, 0.1])
-def test_one_that_the_user_has_set_stays(mine: float) -> None:
-    sys.setswitchinterval(mine)
+@pytest.mark.parametrize(
+    ("meanwhile", "mine"),
+    [
+        *product([False], [0.0005, SWITCH_S, 0.002, 0.005001, 0.1]),
+        *product([True], [0.0005, PYTHONS_S, 0.1]),
+    ],
+)
+def test_one_that_the_user_has_set_stays(mine: float, meanwhile: bool) -> None:
     with ExitStack() as feeds:
-        run_on(feeds)
-        assert interval_s() == mine
-    assert interval_s() == mine
-
-
-@pytest.mark.parametrize("mine", [0.0005, PYTHONS_S, 0.1])
-def test_one_that_the_user_sets_meanwhile_stays(mine: float) -> None:
-    with ExitStack() as feeds:
-        run_on(feeds)
+        if meanwhile:
+            run_on(feeds)
         sys.setswitchinterval(mine)
         run_on(feeds, "another")
         assert interval_s() == mine

@@ -82,14 +82,6 @@ def test_a_mask_is_not_lost(masked: Any) -> None:
         pack(source, 4)(call(0, 1))
 
 
-def test_of_strings_of_different_widths_a_cure_is_named() -> None:
-    told = (
-        r"sample is <U2\[\], sample 0 has <U1\[\]: .*: strings need one width, as astype\('U16'\)"
-    )
-    with pytest.raises(RecordError, match=told):
-        records(["a", "bc"])(call(0, 2))
-
-
 def test_a_number_of_samples_that_cannot_be_is_refused_when_the_source_is_made() -> None:
     whole = samples(number_of, 2**63 - 1)
     assert whole(call(0, 2))[0].tolist() == [0, 1]

@@ -104,13 +104,6 @@ def test_a_source_without_a_sound_record_is_an_error() -> None:
         Source(Fragile(set(range(10))))(call(1, 4))
 
 
-def test_a_source_says_what_it_is() -> None:
-    assert repr(arrays(np.arange(3))) == (
-        "<Source source='arrays', size=3, shard_id=0, num_shards=1, stick_to_shard=False, "
-        "pad_last_batch=False, shuffle='none', columns=['0: <i8[]']>"
-    )
-
-
 @each_shuffle
 @pytest.mark.parametrize("shards", [{}, {"num_shards": 3}, {"num_shards": 3, "shard_id": 2}])
 @pytest.mark.parametrize("stick", [False, True])

@@ -54,19 +54,6 @@ def test_only_ragged_columns_may_change_their_row_shape() -> None:
         )
 
 
-@pytest.mark.parametrize("kind", "SU")
-def test_of_strings_that_get_longer_a_cure_is_named(kind: str) -> None:
-    one = Schema(("text",), (0,))
-    first, longer = np.zeros(2, f"{kind}1"), np.zeros(2, f"{kind}2")
-    one.arrange([(first,)])
-    error = one.arrange([(longer,)]).error
-    assert str(error) == (
-        f"column 'text': dtype is {longer.dtype}, expected {first.dtype}: strings need one width, "
-        f"as astype('{kind}16') gives them"
-    )
-    assert (error.got, error.expected) == (str(longer.dtype), str(first.dtype))
-
-
 class Tensor:
     """Of another library: its memory is read by DLPack, unless it has a gradient."""
 

@@ -140,10 +140,6 @@ def test_threads_never_share_memory() -> None:
 # ---- passing on
 
 
-def test_lent_memory_has_a_sole_owner() -> None:
-    assert is_sole_owner([lent(Pool())], 0)
-
-
 @pytest.mark.parametrize("hold", [lambda a: a, lambda a: a.base, lambda a: a[1:], weakref.ref])
 def test_joined_memory_has_a_sole_owner_while_nobody_else_holds_it(hold: Any) -> None:
     arrays = [np.ndarray(8, np.uint8, bytearray(8))]

@@ -16,7 +16,6 @@ from feeder.devices.cuda.copier import Copier
 from feeder.devices.cuda.leases import Leases
 from feeder.devices.routed import HOLD
 from small import ids, make
-from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinDriver, assert_sound, installed
 
 ROWS, WIDTH = 4, 50
@@ -64,25 +63,6 @@ def held_bytes(machine: Machine, kind: str, owner: str = "") -> int:
 
 
 # ---- batches
-
-
-def test_batches_are_arrays_of_the_device(machine: Machine) -> None:
-    with wide() as coordinator:
-        feed = coordinator["train"]
-        assert feed.devices == ("cuda:0",)
-        batches = [next(feed) for _ in range(3)]
-        assert [type(array) for batch in batches for array in batch.arrays()] == [DeviceArray] * 6
-        assert [(array.dtype, array.shape) for array in batches[0].arrays()] == [
-            (np.int64, (ROWS,)), (np.uint8, (ROWS, WIDTH)),
-        ]  # fmt: skip
-        for step, batch in enumerate(batches):
-            assert_is(batch, step)
-
-
-def test_columns_are_aligned(machine: Machine) -> None:
-    with wide(rows=ROWS) as coordinator:
-        for batch in coordinator["train"]:
-            assert [array.values.ctypes.data % 64 for array in batch.arrays()] == [0, 0]
 
 
 def test_a_batch_is_one_copy_and_small_ones_share_one(machine: Machine) -> None:

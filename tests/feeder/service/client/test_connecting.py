@@ -80,3 +80,17 @@ def test_patience_is_counted_from_the_last_batch_on() -> None:
     assert [patience.ends(received) for received in (0, 0, 5, 5, 5)] == [
         False, False, False, False, True,
     ]  # fmt: skip
+
+
+def test_how_long_a_server_is_waited_with() -> None:
+    assert Failover(("a",)).patience_s(10.0) == float("inf")
+    several = Failover(("a", "b", "c"))
+    places = []
+    for _ in range(4):
+        places.append(several.next_address(0.0))
+        least = 40.0 if places[-1] == "a" else 10.0
+        found = {several.patience_s(10.0) for _ in range(50)}
+        assert all(least <= patience <= 2 * least for patience in found)
+        assert len(found) > 40, "several consumers leave at several times"
+        several.move_on()
+    assert places == ["a", "b", "a", "b"]

@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 import pytest
+import zmq
 
 import feeder
 from conformance.served import reading, serving
+from feeder.service.net import connection as connection_module
+from feeder.service.net.addresses import Address
 from feeder.service.net.keys import make_keys
-from small import Pure, make
+from small import Aside, Pure, make
 
 pytestmark = pytest.mark.served
 
@@ -139,3 +143,58 @@ def test_before_its_first_batch_a_consumer_may_load_a_state_though_the_server_wa
         for one in (right, left):
             one.load_state_dict(state)
         assert [next(one).step for _ in range(3) for one in (left, right)] == [*range(10, 16)]
+
+
+# ---- nobody
+
+
+@pytest.fixture
+def to_itself(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first two connections of a consumer lead to themselves, as when the system chooses the
+    port that is connected to; those after them go where they should."""
+    made: list[str] = []
+
+    def connect(dealer: zmq.Socket[bytes], address: Address) -> None:
+        made.append(str(address))
+        place = str(address).removeprefix("tcp://")
+        dealer.connect(f"tcp://{place};{place}" if len(made) <= 2 else str(address))
+
+    monkeypatch.setattr(connection_module, "connect", connect)
+    return made
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def test_a_consumer_that_is_connected_to_itself_waits_for_a_server(to_itself: list[str]) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    waiting = Aside(lambda: feeder.connect(address, timeout=2 * WAIT_S))
+    for _ in range(int(WAIT_S / 0.01)):
+        if len(to_itself) >= 3:
+            break
+        waiting._thread.join(0.01)
+    # The port is free at once: nothing of those connections is left.
+    with feeder.serve(lambda: make(Pure(5, rows=4)), address), waiting.result() as consumer:
+        assert [batch.step for batch in consumer] == list(range(5))
+    assert len(to_itself) >= 3
+
+
+# ---- without a position
+
+
+def test_who_rejoins_without_a_position_begins_at_the_start_of_its_queue(tmp_path: Path) -> None:
+    """Also where the server was resumed: its stored place is where all begin together."""
+    address, kept = f"ipc://{tmp_path}/feed", tmp_path / "kept"
+    settings: dict[str, Any] = {"checkpoints": kept}
+
+    with feeder.serve(fifty, address, **settings), feeder.connect(address) as consumer:
+        assert [next(consumer).step for _ in range(5)] == list(range(5))
+        consumer.snapshot()
+    with feeder.serve(fifty, address, resume="latest", **settings):
+        with feeder.connect(address) as together:
+            assert next(together).step == 5
+        with feeder.connect(address, rejoin=True) as alone:
+            assert [batch.step for batch in alone] == list(range(50))

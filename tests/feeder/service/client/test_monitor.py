@@ -11,16 +11,13 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.errors import (
-    AuthError,
     ClosedError,
     ConnectTimeout,
     ProtocolError,
     RemoteError,
-    TransportError,
 )
 from feeder.observe.figures import FeedFigures
 from feeder.service.client.monitor import Monitor
-from feeder.service.net.keys import make_keys
 from feeder.service.protocol import messages as say
 from feeder.service.server import serve as server_module
 from peers import OPEN, peer_of
@@ -94,18 +91,6 @@ def test_counts_go_on_when_the_feed_is_begun_again() -> None:
 
 
 # ---- who comes in
-
-
-def test_with_keys_a_monitor_needs_keys(tmp_path: Path) -> None:
-    make_keys(tmp_path)
-    make_keys(tmp_path / "strange")
-    with feeder.serve(factory, "tcp://127.0.0.1:0", keys=tmp_path) as server:
-        (address,) = server.addresses
-        with Monitor(address, tmp_path) as monitor:
-            assert only(monitor.fetch()).name == "train"
-        for keys in (None, tmp_path / "strange"):
-            with Monitor(address, keys) as monitor, pytest.raises((AuthError, TransportError)):
-                monitor.fetch(2.0)
 
 
 def test_nobody_is_there(tmp_path: Path) -> None:

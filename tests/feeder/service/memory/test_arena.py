@@ -309,14 +309,6 @@ def test_a_batch_beyond_the_cap_is_an_error_that_names_it() -> None:
         slots.take_slot(0, COLUMNS, 100)
 
 
-def test_the_memory_is_there_before_it_is_written() -> None:
-    arena = Arena(2**20, 3)
-    for index in range(3):
-        arena.back(index)
-        backed = os.fstat(arena.descriptor).st_blocks * 512
-        assert (index + 1) * 2**20 <= backed < (index + 2) * 2**20
-
-
 def test_after_a_run_that_has_not_used_all_slots_those_are_taken_first_that_it_has() -> None:
     slots, size = make(4), 8 * 2**20
     large = (Column(name="id", axis=0, dtype=np.dtype(np.uint8), shape=(size,)),)

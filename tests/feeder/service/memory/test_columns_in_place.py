@@ -117,7 +117,6 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     garbage.gc.stop()
 
 
-@pytest.mark.served
 @pytest.mark.parametrize(("scheme", "how"), [("ipc", "off"), ("tcp", "sampled"), ("ipc", "full")])
 def test_in_frames_large_columns_are_copied_nowhere(
     scheme: str, how: str, copied: list[tuple[int, ...]]
@@ -154,7 +153,6 @@ def test_what_serves_all_replicas(wishes: list[Wanted], both: Wanted) -> None:
     assert (wanted_by_all(wishes) is NOTHING) == (both == NOTHING)
 
 
-@pytest.mark.served
 @pytest.mark.usefixtures("copied")
 def test_a_chunk_goes_when_its_batch_has_been_used() -> None:
     fetch, num_calls = Fetch(40), 40

@@ -163,18 +163,6 @@ def test_who_says_nothing_is_sent_away_in_time(door: Door, path: Path) -> None:
     assert len(door.refused) == 1 and "presented no nonce in 2.0 s" in door.refused[0]
 
 
-def test_who_says_nothing_is_bounded_in_number(path: Path) -> None:
-    """The one that has been silent for longest makes room."""
-    door = Door(path, max_half_open=2)
-    socks = [raw(path) for _ in range(4)]
-    door.accept()
-    assert len(door.refused) == 2
-    assert hung_up(socks[0]) and hung_up(socks[1])
-    for sock in socks:
-        sock.close()
-    door.listener.close()
-
-
 OTHER = """
 import os, socket, sys
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -209,12 +209,3 @@ def test_frames_are_written_into_memory_that_is_used_again() -> None:
         assert slots.num_leased == 2
         del slot, kept, arrays
     assert slots.num_leased == 0 and slots._slots.num_made == 2
-
-
-@pytest.mark.parametrize("length", [4, 3, 0])
-def test_a_batch_arrives_as_it_was_written(length: int) -> None:
-    pair = Pair()
-    _, (ids, image) = pair.send(7, length)
-    assert ids.tolist() == [7, 8, 9, 10][:length]
-    assert image.shape == (3, length, 2)
-    assert np.array_equal(image[2, :, 1], ids)

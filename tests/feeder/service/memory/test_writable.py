@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zmq.utils import garbage
 
 import feeder
 from project import ROOT
@@ -43,13 +42,6 @@ def reading(width: int, plane: Any, *, served: bool, wanted: bool) -> Iterator[f
         address = server.addresses[0]
         with feeder.connect(address, plane=plane, writable=wanted, credit=4) as consumer:
             yield consumer
-
-
-@pytest.fixture
-def large_frames() -> Iterator[None]:
-    """ZeroMQ sends these without a copy, and starts a thread that lets go of them."""
-    yield
-    garbage.gc.stop()
 
 
 @pytest.mark.usefixtures("large_frames")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from zmq.utils import garbage
 
 import feeder
 from conformance.served import reading, serving
@@ -110,16 +109,8 @@ def test_else_none_is_made(of: Columns, copy: Callable[[ArenaSlot], None]) -> No
     assert slot.checksum is None
 
 
-@pytest.fixture
-def large_frames() -> Iterator[None]:
-    """ZeroMQ sends these without a copy, and starts a thread that lets go of them."""
-    yield
-    garbage.gc.stop()
-
-
 @pytest.mark.served
 @pytest.mark.usefixtures("large_frames")
-@pytest.mark.served
 @pytest.mark.parametrize(("plane", "mode"), [("shared", "full"), ("frames", "sampled")])
 def test_the_server_reads_no_batch_again(
     plane: str, mode: str, monkeypatch: pytest.MonkeyPatch

@@ -87,19 +87,6 @@ def test_every_state_is_reached_and_reaches_the_last(table: Table, last: str) ->
     assert all(last in found for found in reached.values())
 
 
-def test_an_error_tells_the_last_events_and_no_more() -> None:
-    session = Session(SERVER, "streaming")
-    for event in ["Snapshot", *["Batches", "Used"] * 4]:
-        session.on(event)
-    with pytest.raises(ProtocolError) as error:
-        session.on("Open")
-    assert "'Open' in state 'streaming'" in str(error.value)
-    assert str(error.value).endswith("events before it: " + ", ".join(["Batches", "Used"] * 4))
-    assert str(error.value).count("Snapshot") == 1, "the oldest event is still told"
-    with pytest.raises(ProtocolError, match=r"events before it: none$"):
-        Session(SERVER).on("Used")
-
-
 def test_a_question_is_answered_once_the_answer_before_it_was_read() -> None:
     receipts, receipt = Receipts(), b""
     for drawn in (b"first", b"second"):

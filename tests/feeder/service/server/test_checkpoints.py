@@ -189,19 +189,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_served(tmp_path: Path) 
             feeder.serve(factory(), checkpoints=tmp_path)
 
 
-def test_a_place_that_cannot_be_written_to_is_told_and_the_feed_is_served(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        serving(factory(), checkpoints=tmp_path / "missing" / "run") as server,
-        reading(server) as consumer,
-    ):
-        assert ids(consumer) == whole()[0]
-    assert "checkpoints will not be written: cannot write checkpoint" in caplog.text
-    assert "a checkpoint is missing: cannot list checkpoint" in caplog.text
-    caplog.clear()  # the errors in the records hold the server
-
-
 # ---- the rules
 
 

@@ -1,34 +1,39 @@
-"""Who may have a queue, and what those are told who may not."""
+"""Who may have a queue, alone or with others, and what those are told who may not."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import closing
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from itertools import islice, zip_longest
 from threading import Event
 from typing import Any
+from unittest import mock
 
 import pytest
 import zmq
 
 import feeder
-from conformance.served import reading, serving
+from conformance.served import TRANSPORTS, reading, serving
 from feeder import (
     ConfigError,
     ConnectTimeout,
+    Consumer,
     Coordinator,
     LeaseLost,
-    ResumeError,
     SnapshotFormatError,
 )
 from feeder.service.net.security import read_event
 from feeder.service.protocol import messages as say
 from feeder.service.server import io_loop as serving_module
 from feeder.service.server.io_loop import ServerLoop
+from feeder.service.server.run import Laggard
+from feeder.workers.stream import copying
 from feeds import Record, assert_same, expected, make, note
 from fetches import make_fetch
 from peers import OPEN, RawPeer, Stalled, peer_of, used
@@ -126,13 +131,6 @@ def test_what_a_peer_says_of_itself_moves_no_terminals_cursor(
     assert all(line.isprintable() for line in lines)
 
 
-def position_of(**settings: Any) -> dict[str, bytes]:
-    with factory(**settings) as coordinator:
-        (name,) = coordinator
-        next(coordinator[name])
-        return coordinator.state_dict()
-
-
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({}, LeaseLost, r"queue 0 is held by pid PID on .*takeover=True"),
     ({"queue": 1}, ConfigError, "queue is 1.*expected 0 to 0"),
@@ -150,35 +148,6 @@ def test_who_may_not_have_it_is_told_why(
         feeder.connect(address, **wish)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    (
-        ({"input_source_name": "val"}, "val"),
-        ({"batch_size": 5}, "batch_size"),
-        ({"seed": 3}, "seed: 3 then, 0 now"),
-        ({"last_batch": "drop"}, "last_batch: 'drop' then, 'keep' now"),
-        ({"version": "2"}, "version"),
-    ),
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_position_of_another_feed(address: str, settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ResumeError, match=told):
-        feeder.connect(address, resume=position_of(**settings), takeover=True)
-
-
-def test_whoever_takes_over_goes_on_and_the_old_one_is_told() -> None:
-    stream = expected(make_fetch("pure", "ragged"), pure=True, epochs=5)
-    with serving(lambda: factory(epochs=None)) as server, reading(server, credit=2) as old:
-        first = [note(batch) for batch in islice(old, 4)]
-        with reading(server, takeover=True, resume=old.state_dict()) as new:
-            with pytest.raises(LeaseLost, match="queue 0 was taken over by pid"):
-                list(islice(old, 100))
-            with pytest.raises(LeaseLost):
-                next(old)
-            rest = [note(batch) for batch in islice(new, len(stream) - 5)]
-            assert_same(first + rest, stream[:-1])
-
-
 def test_rank_of_the_launcher_is_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "7")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -193,3 +162,187 @@ def test_rank_of_the_launcher_is_the_queue(monkeypatch: pytest.MonkeyPatch) -> N
 def test_address_with_nobody_behind(address: str) -> None:
     with pytest.raises(ConnectTimeout, match=rf"no answer from {address} within 0\.2 s"):
         feeder.connect(address, timeout=0.2)
+
+
+# ---- shared queues: several trainers are given the same batches, out of one copy
+
+
+@contextmanager
+def sharing(
+    server: feeder.Server, *seats: tuple[int, int], resume: Any = None, **settings: Any
+) -> Iterator[list[Consumer]]:
+    """A consumer in each of these seats: queue and replica."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                reading(server, queue=queue, replica=replica, resume=resume, **settings)
+            )
+            for queue, replica in seats
+        ]
+
+
+def all_seats(queues: int, replicas: int) -> list[tuple[int, int]]:
+    return [(queue, replica) for queue in range(queues) for replica in range(replicas)]
+
+
+def read_together(consumers: Sequence[Consumer]) -> list[list[Record]]:
+    """What each is handed, up to its end: all of them take a batch before one takes the next."""
+    rounds = zip_longest(*[map(note, consumer) for consumer in consumers])
+    columns = zip(*rounds, strict=True)
+    return [[record for record in column if record is not None] for column in columns]
+
+
+@pytest.mark.parametrize(
+    ("transport", "queues", "replicas"),
+    [("shared", 1, 1), ("shared", 2, 2), ("shared", 1, 4), ("ipc", 3, 2), ("tcp", 2, 2)],
+)
+def test_all_replicas_get_the_batches_of_their_queue(
+    stream: list[Record], transport: str, queues: int, replicas: int
+) -> None:
+    scheme, plane = TRANSPORTS[transport]
+    seats = all_seats(queues, replicas)
+    with (
+        serving(factory, scheme, queues=queues, replicas=replicas) as server,
+        sharing(server, *seats, plane=plane) as consumers,
+    ):
+        got = read_together(consumers)
+        for (queue, _), records in zip(seats, got, strict=True):
+            assert_same(records, stream[queue::queues], queue)
+        (figures,) = server.figures().feeds
+        assert figures.buffered_rows == 0
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+@pytest.mark.parametrize("pattern", ["ragged", "whole"])
+def test_one_may_read_frames_and_another_shared_memory(pattern: str, repeatable: bool) -> None:
+    fetch = make_fetch("pure", pattern)
+    stream = expected(fetch, pure=True, epochs=EPOCHS)
+    with (
+        # As large columns are, those of whole chunks are sent from where they lie, where no replica
+        # reads a slot.
+        mock.patch.object(copying, "_KEPT_BYTES", 0),
+        serving(lambda: make(fetch, epochs=EPOCHS, repeatable=repeatable), replicas=3) as server,
+        reading(server, plane="frames") as one,
+        reading(server, replica=1, plane="shared", checksum="full") as two,
+        reading(server, replica=2, plane="frames", checksum="sampled") as three,
+    ):
+        for records in read_together([one, two, three]):
+            assert_same(records, stream)
+
+
+def test_a_replica_runs_ahead_within_the_slots_and_no_further(stream: list[Record]) -> None:
+    with (
+        serving(factory, replicas=2) as server,
+        sharing(server, (0, 0), (0, 1), credit=2, hold=0) as (fast, slow),
+    ):
+        ahead = [note(next(fast))]
+        behind = [note(next(slow))]
+        num_slots = server._groups["train"].feed.slots.num_slots(0)
+        assert 0 < num_slots < len(stream) - 2
+        reader = threading.Thread(target=lambda: ahead.extend(map(note, fast)))
+        reader.start()
+        for batch in slow:
+            assert len(ahead) <= len(behind) + num_slots + 1
+            behind.append(note(batch))
+        reader.join(WAIT_S)
+        assert_same(ahead, stream)
+        assert_same(behind, stream)
+
+
+@pytest.mark.parametrize("credit", [0, 4])
+def test_memory_does_not_grow_with_the_replicas(credit: int) -> None:
+    sizes = []
+    for replicas in (1, 4):
+        with (
+            serving(lambda: factory(epochs=20), replicas=replicas) as server,
+            sharing(server, *all_seats(1, replicas), credit=credit) as consumers,
+        ):
+            read_together(consumers)
+            (figures,) = server.figures().feeds
+            assert figures.service is not None
+            sizes.append(figures.service.arena_bytes)
+    assert len(set(sizes)) == 1 and sizes[0] > 0
+
+
+def test_what_a_replica_keeps_is_written_by_nobody_when_another_is_gone(
+    stream: list[Record],
+) -> None:
+    with (
+        serving(lambda: factory(epochs=40), replicas=2) as server,
+        sharing(server, (0, 0)) as (one,),
+    ):
+        with reading(server, replica=1) as two:
+            kept = [(next(one), next(two))[0] for _ in range(2)]
+        with reading(server, replica=1, rejoin=True) as two:
+            for _ in range(200):
+                next(two)
+                next(one, None)
+        assert [note(batch) for batch in kept] == stream[:2]
+
+
+def test_a_seat_has_one_consumer() -> None:
+    with (
+        serving(lambda: factory(epochs=None), replicas=2) as server,
+        sharing(server, (0, 0), (0, 1)) as (one, two),
+    ):
+        for _ in range(3):
+            next(one), next(two)
+        with pytest.raises(LeaseLost, match=r"queue 0, replica 1 is held by pid"):
+            feeder.connect(server.addresses[0], replica=1)
+        with reading(server, replica=1, takeover=True, resume=two.state_dict(), rejoin=True) as new:
+            for step in range(3, 300):
+                assert next(new).step == next(one).step == step
+            with pytest.raises(LeaseLost, match=r"queue 0, replica 1 was taken over"):
+                list(two)
+
+
+@pytest.mark.parametrize("replicas", [0, -1, True, 1.5, "2", None, 1025])
+def test_a_number_of_replicas_that_cannot_be_is_refused(replicas: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"replicas is {replicas!r}, expected")):
+        feeder.serve(factory, "ipc://replicas", replicas=replicas)
+
+
+def test_more_seats_than_a_message_can_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has 2 queues with 513 replicas, expected at most 1024"):
+        feeder.serve(factory, "ipc://replicas", queues=2, replicas=513)
+
+
+@pytest.mark.parametrize("replica", [-1, True, 1.5, "1", None])
+def test_a_replica_that_is_no_number_is_refused(replica: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"replica is {replica!r}, expected")):
+        feeder.connect("ipc://replicas", replica=replica)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_replica_that_the_feed_has_not_is_refused(replicas: int) -> None:
+    with (
+        serving(factory, replicas=replicas) as server,
+        pytest.raises(ConfigError, match=f"replica is {replicas}, but feed 'train' has {replicas}"),
+    ):
+        feeder.connect(server.addresses[0], replica=replicas)
+
+
+def test_what_all_replicas_are_past_is_counted_once() -> None:
+    laggard = Laggard(3)
+    assert [laggard.advance(0, 5), laggard.advance(1, 2), laggard.advance(2, 3)] == [0, 0, 2]
+    assert [laggard.advance(1, 4), laggard.advance(2, 1), laggard.advance(2, 9)] == [1, 1, 1]
+    assert [laggard.advance(0, 1), laggard.advance(0, 7), laggard.advance(1, 7)] == [1, 0, 7]
+    assert [Laggard(1).advance(0, num) for num in (3, 0)] == [3, 0]
+
+
+def test_replicas_that_keep_different_batches_hold_nobody_up(stream: list[Record]) -> None:
+    """Six batches are kept in all, and no slot is free but those that are there for this."""
+    replicas, hold = 3, 2
+    kept: list[list[feeder.Batch]] = [[] for _ in range(replicas)]
+    with (
+        serving(factory, replicas=replicas) as server,
+        sharing(server, *all_seats(1, replicas), credit=1, hold=hold) as consumers,
+    ):
+        for i in range(len(stream)):
+            for replica, consumer in enumerate(consumers):
+                batch = next(consumer)
+                assert note(batch) == stream[i]
+                if i // hold == replica:
+                    kept[replica].append(batch)
+        for replica, batches in enumerate(kept):
+            assert [note(one) for one in batches] == stream[hold * replica :][:hold]
