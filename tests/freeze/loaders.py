@@ -6,7 +6,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -22,7 +22,7 @@ from feeder.executors.actors import DATA, ActorPool
 from feeder.executors.scaling import Scaling
 from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
-from lineage import WAIT_S, ends_of, shared_memory
+from lineage import WAIT_S, ends_of
 from project import ROOT, TESTS
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.process]
