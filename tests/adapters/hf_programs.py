@@ -67,6 +67,9 @@ def draw_training(rng: random.Random) -> Training:
     if saves == "epoch" and (not source.has_length or source.kind == "sharded len more"):
         # The gradients of a group that such an epoch leaves incomplete are in no checkpoint.
         accumulate = 1
+    if not source.has_length and source.num < 2 * source.size * accumulate:
+        # An epoch that has no whole group makes no step, and Trainer goes on for ever.
+        accumulate = 1
     return Training(
         door, loader, source, pick((1, 2, 2.5)), rng.randint(2, 8) if by_steps else -1, accumulate,
         saves, rng.random() < 0.2, stops, pick(("constant", "linear")),
