@@ -58,7 +58,17 @@ class _Base(DataLoader[Any]):
     def __iter__(self) -> Any:
         draws = self.place.begin()
         iterator = super().__iter__()
-        return iterator if draws is None else _first_drawn(iterator, draws)
+        batches = iterator if draws is None else _first_drawn(iterator, draws)
+        return _noted(batches, self.place)
+
+
+def _noted(batches: Iterator[Any], place: _Place) -> Iterator[Any]:
+    """The batches; one that fails is read ahead, and the one before it is not given."""
+    try:
+        yield from batches
+    except Exception:
+        place.take_back()
+        raise
 
 
 def _first_drawn(iterator: Iterator[Any], draws: dict[str, str]) -> Iterator[Any]:
@@ -89,6 +99,7 @@ class _Place:
         self._round = prepared.state.num_processes if is_dispatched else 1
         self._asked = 0
         self._draws: dict[str, str] | None = None
+        self._said: dict[str, Any] = {}
         # Accelerate saves what has this.
         prepared.use_stateful_dataloader = True
         prepared.state_dict, prepared.load_state_dict = self.state_dict, self.load_state_dict
@@ -103,6 +114,7 @@ class _Place:
     def _note(self) -> None:
         """Accelerate is about to read, or has come to the end."""
         has_ended = self._prepared.end_of_dataloader
+        self._before = self._said
         if has_ended or self._asked % self._round == 0:
             self._said = {
                 "state": self._base.state_dict(), "draws": trainers.draws(),
@@ -110,6 +122,10 @@ class _Place:
                 "iteration": self._prepared.iteration + has_ended,
             }  # fmt: skip
         self._asked += 1
+
+    def take_back(self) -> None:
+        """What was to be read has failed."""
+        self._said = self._before or self._said
 
     def state_dict(self) -> dict[str, Any]:
         """What all ranks say."""

@@ -489,5 +489,26 @@ def test_an_iterable_that_has_shrunk_is_told(workers: int) -> None:
         next(iter(again))
 
 
+class Broken(Late):
+    """Sample 9 cannot be read, for now."""
+
+    def __getitem__(self, i: int) -> int:
+        if i == 9 and self.descriptor:
+            raise OSError("disk")
+        return i
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_after_an_error_is_one_of_the_batch_before(workers: int) -> None:
+    loader = DataLoader(Broken(1), 2, num_workers=workers)
+    given = []
+    with pytest.raises(OSError, match="disk"):
+        for batch in loader:
+            given.append(batch.tolist())
+    again = DataLoader(Broken(0), 2, num_workers=workers)
+    again.load_state_dict(loader.state_dict())
+    assert given + [batch.tolist() for batch in again] == in_twos(ROWS)
+
+
 def in_twos(numbers: list[int]) -> list[list[int]]:
     return [numbers[i : i + 2] for i in range(0, len(numbers), 2)]
