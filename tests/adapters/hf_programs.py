@@ -157,7 +157,7 @@ def differences(training: Training, folder: Path) -> tuple[int, list[str]]:
     found = []
     try:
         want, kills = run(training, folder / "whole")
-    except ValueError:
+    except (ValueError, ZeroDivisionError):
         return 0, []  # Trainer takes no loader whose length is 0.
     if training.loader == "feeder" and not training.source.differs:
         theirs, _ = run(training, folder / "theirs", theirs=True)
