@@ -12,7 +12,6 @@ import dataclasses
 import os
 import random
 import shutil
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -170,4 +169,4 @@ def differences(training: Training, folder: Path) -> tuple[int, list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(campaign(draw_training, differences, __doc__))
+    campaign(draw_training, differences, __doc__)
