@@ -123,8 +123,8 @@ class FeedCallback(TrainerCallback, ExportableState):
         said = position_of(state)
         if said is None:
             raise ConfigError(
-                f"the checkpoint of step {state.global_step} has no position of a feed: it was "
-                "saved without FeedCallback"
+                f"the checkpoint of step {state.global_step} has no position of a loader: it "
+                "was saved without FeedCallback, or by an older feeder"
             )
         if args.ignore_data_skip:
             raise ConfigError(

@@ -502,8 +502,8 @@ class Function:
     """A pure fetch function, whose columns are known by its first call. Never changes; any thread
     calls it.
 
-    A source is one, too. It is read in this way if its rows are not one for each record: which
-    rows a batch has is known only to who has read the rows before it.
+    A source is one, too. It is read in this way if its rows are not one for each record: then only
+    a reader of all rows before a batch knows which rows the batch has.
     """
 
     def __init__(self, fetch: Callable[[Call], Any], settings: dict[str, Any]) -> None:
@@ -533,8 +533,8 @@ class Function:
         """A stream of its rows in batches, of which each rank takes its own."""
         if ranks.share.num > 1:
             warnings.warn(
-                f"each of the {ranks.share.num} ranks makes all batches, and keeps its own: which "
-                "rows they have is known to who has read those before; to make them once, serve "
+                f"each of the {ranks.share.num} ranks makes all batches, and keeps its own: the "
+                "rows of a batch follow from all rows before it; to make each batch once, serve "
                 "the data (feeder.serve, feeder serve) and use FeedLoader.connect",
                 stacklevel=5,
             )

@@ -37,7 +37,7 @@ class FeedLoader(ArrayLoader):
     """Batches of this process as NumPy arrays, with the arguments of `ArrayLoader`: an epoch per
     loop.
 
-    Rank and number of ranks are those of `TF_CONFIG`, else of the launcher, unless they are given.
+    Rank and number of ranks are those of `TF_CONFIG`, unless they are given; 0 and 1 without both.
     The state after an epoch's last batch is one of the next epoch. TensorFlow iterates in one
     thread after another, and so a lock owns the place of the loop.
     """

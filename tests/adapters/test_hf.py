@@ -76,7 +76,7 @@ def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
     arguments = TrainingArguments(**settings)  # type: ignore[arg-type]
     Plain(Model(4, 1), arguments, train_loader=PlainLoader(Points(), SIZE)).train()
     trainer = FeedTrainer(Model(4, 1), arguments, train_loader=PlainLoader(Points(), SIZE))
-    with pytest.raises(feeder.ConfigError, match="step 1 has no position of a feed"):
+    with pytest.raises(feeder.ConfigError, match="step 1 has no position of a loader"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     trainer.train()
     own = Own(Model(4, 1), TrainingArguments(**settings, ignore_data_skip=True))  # type: ignore[arg-type]
