@@ -38,8 +38,9 @@ class SeededSampler(Sampler[int]):
         return len(self._dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next loop be this epoch, or the rest of it that a state has left."""
-        if epoch != self.epoch or not self._is_loaded:
+        """Have the next loop be this epoch; the rest of a loop that a state has left stays, since a
+        trainer that reads a short loader again within its own epoch tells only that."""
+        if not (self._is_loaded and self._at):
             self.epoch, self._at = epoch, 0
 
     def leave(self) -> None:
