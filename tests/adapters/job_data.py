@@ -69,9 +69,10 @@ class Data:
         # A rank that has none in the last round is given its last batch.
         mine = [batches[min(n * world + self.rank, len(batches) - 1)] for n in range(rounds)]
         if self.fails_at is not None:
-            # An iterable's ranks read all of it: who cannot read a batch of any rank ends there.
+            # An iterable's ranks read all of it, also what is dropped: who cannot read a batch of
+            # any rank ends there.
             is_read = self.kind in ("map", "source")
-            for n, rows in enumerate(mine):
+            for n, rows in enumerate([*mine, []]):
                 if self.fails_at in (rows if is_read else range(min((n + 1) * world * size, num))):
                     return [*mine[:n], "error"]
         return mine

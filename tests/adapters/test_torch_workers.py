@@ -431,6 +431,23 @@ def test_a_seed_is_alike_in_each_run() -> None:
     assert sorted(orders[0][0]) == ROWS
 
 
+@pytest.mark.parametrize("at", range(4))
+def test_a_trainer_tells_the_epoch_of_a_loop_that_goes_on(at: int) -> None:
+    def loop(state: Any = None) -> tuple[Any, Any]:
+        loader = DataLoader(list(range(10)), 4, shuffle=True, seed=7)
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        loader.sampler.set_epoch(0)
+        return loader, iterator
+
+    loader, iterator = loop()
+    for _ in range(at):
+        next(iterator)
+    again, rest = loop(loader.state_dict())
+    assert [rows(rest), rows(again)] == [rows(iterator), rows(loader)]
+
+
 class Late(tud.Dataset):
     """Sample 0 is not there before somebody writes."""
 

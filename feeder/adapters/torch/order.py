@@ -278,7 +278,7 @@ class Order:
         if self._stateful is not None and pulled.state is not None:
             self._num, self._is_last = pulled.num, pulled.is_last
             if pulled.is_last:
-                self._iterator = iter(())
+                self._iterator = self._over(pulled.state)
             return
         if begun.dealt is not None:
             self._deal(begun.dealt, pulled.num)
@@ -298,6 +298,12 @@ class Order:
                 "generator attribute, or state_dict() and load_state_dict(state); and a state is "
                 "one of the rank whose sampler it was"
             )
+
+    def _over(self, state: Any) -> Iterator[Any]:
+        """Nothing: and what a sampler was told meanwhile, as trainers tell an epoch, is nothing for
+        the next loop, as if this one had been read here."""
+        self._stateful.load_state_dict(state)
+        yield from ()
 
     def _seeded(self, seed: int) -> Iterator[Any]:
         if self._random is None:
