@@ -118,6 +118,14 @@ def read_again(feed: str, epochs: int | None) -> ConfigError:
     )
 
 
+def looped_again(epochs: int | None) -> ConfigError:
+    """The error of a further loop over a loader that has given all of its epochs."""
+    return ConfigError(
+        f"the loader has given all batches of its epochs={epochs}, and each loop is an epoch: "
+        "leave epochs= out for loops without end, or make another loader"
+    )
+
+
 def read_by_two(reader: str) -> FeedError:
     """The error of a second thread that takes the next batch of one reader at the same time."""
     return FeedError(

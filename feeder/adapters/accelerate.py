@@ -13,6 +13,7 @@ feeder's again. Nothing is to be imported: a `DataLoader` asks for this when it 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,15 +26,39 @@ from accelerate.data_loader import (
 )
 
 from feeder.adapters.torch import DataLoader, trainers
+from feeder.adapters.torch.callers import READ
 from feeder.adapters.torch.order import as_it_was, samplers_of
 from feeder.errors import ConfigError
 
 
 def install() -> None:
-    """Have the loaders that Accelerate makes of `DataLoader`s keep their places."""
-    make = accelerate.accelerator.prepare_data_loader
+    """Have the loaders that Accelerate makes of `DataLoader`s keep their places, and `save_state`
+    warn of others."""
+    theirs = accelerate.accelerator
+    make = theirs.prepare_data_loader
     if not isinstance(make, functools.partial):
-        accelerate.accelerator.prepare_data_loader = functools.partial(_prepare, make)
+        theirs.prepare_data_loader = functools.partial(_prepare, make)
+        theirs.Accelerator.save_state = _telling(theirs.Accelerator.save_state)
+
+
+def _telling(save: Callable[..., Any]) -> Callable[..., Any]:
+    """`Accelerator.save_state`, which warns of a loop whose place it does not save."""
+
+    @functools.wraps(save)
+    def save_state(self: Any, *arguments: Any, **named: Any) -> Any:
+        kept = {id(one) for one in self._custom_objects}
+        for loader in READ:
+            is_kept = isinstance(loader, _Base) or id(loader) in kept
+            if loader._is_in_loop and not is_kept:
+                warnings.warn(
+                    f"save_state saves no place of a {type(loader).__name__} that is being read: "
+                    "give a DataLoader to prepare() and read what comes back, and a FeedLoader to "
+                    "register_for_checkpointing(), unless its state_dict() is saved elsewhere",
+                    stacklevel=2,
+                )
+        return save(self, *arguments, **named)
+
+    return save_state
 
 
 def _prepare(make: Callable[..., Any], loader: Any, *arguments: Any, **named: Any) -> Any:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
-from feeder.errors import ConfigError, FeedError, ResumeError, read_again
+from feeder.errors import ConfigError, FeedError, ResumeError, looped_again
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.shares import Place
 
@@ -223,7 +223,7 @@ class EpochLoader:
 
     def _open_at(self, mark: Mark) -> None:
         if self._epochs is not None and mark.place.epoch >= self._epochs:
-            raise read_again("the loader", self._epochs)
+            raise looped_again(self._epochs)
         self._stream.check()
         if self._run is not None and not self._run.reaches(mark.place.epoch):
             self._close()

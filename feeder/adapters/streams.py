@@ -601,3 +601,8 @@ def check_state(state: Any) -> None:
                 "the state is one of torchdata's StatefulDataLoader, whose order is another: begin "
                 "an epoch anew, without a state"
             )
+        if "is_begun" in state:
+            raise ResumeError(
+                "the state is one of DataLoader, whose place is one in an order of PyTorch's: load "
+                "it into a DataLoader, or begin an epoch anew, without a state"
+            )

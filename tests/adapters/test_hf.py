@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -126,6 +127,26 @@ def test_what_accelerate_would_lose_is_told(tmp_path: Path) -> None:
     stateful = DataLoaderConfiguration(use_stateful_dataloader=True)
     with pytest.raises(feeder.ConfigError, match="use_stateful_dataloader is True"):
         Accelerator(cpu=True, dataloader_config=stateful).prepare(DataLoader([1, 2]))
+
+
+@pytest.mark.parametrize("cls", [DataLoader, PlainLoader])
+def test_a_loop_that_accelerate_does_not_save_is_told(tmp_path: Path, cls: Any) -> None:
+    gc.collect()
+    accelerator, loader = Accelerator(cpu=True), cls(list(range(20)), 4)
+    other = accelerator.prepare(DataLoader(list(range(20)), 4))
+    validation = cls([1, 2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(validation)
+        next(iter(other))
+        accelerator.save_state(str(tmp_path))
+    next(iter(loader))
+    with pytest.warns(UserWarning, match=f"no place of a {cls.__name__} that is being read"):
+        accelerator.save_state(str(tmp_path))
+    accelerator.register_for_checkpointing(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accelerator.save_state(str(tmp_path))
 
 
 def accelerate(kind: str, folder: Path, save_at: int) -> Any:

@@ -389,6 +389,8 @@ def test_states_that_do_not_fit_are_refused_by_name() -> None:
             loader.load_state_dict(DataLoader(*stream, num_workers=then).state_dict())
     with pytest.raises(feeder.ResumeError, match="FeedLoader"):
         DataLoader(ROWS, 4).load_state_dict(FeedLoader(ROWS, 4).state_dict())
+    with pytest.raises(feeder.ResumeError, match="one of DataLoader"):
+        FeedLoader(ROWS, 4).load_state_dict(state)
     with pytest.raises(feeder.ResumeError, match="damaged"):
         DataLoader(ROWS, 4).load_state_dict(state | {"turn": None})
 

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from typing import Any
 
 from feeder.errors import ConfigError
+
+
+def note_reader(loader: Any) -> None:
+    """Called where a loop begins: `save_state` of Accelerate warns of one that it does not keep."""
+    if "accelerate.accelerator" in sys.modules:
+        from feeder.adapters import accelerate
+
+        accelerate.install()
+        READ.add(loader)
+
+
+READ: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Loaders that were read in a process with Accelerate."""
 
 
 def tell_saver(loader: Any) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import GenericAlias
 from typing import Any
 
@@ -39,7 +39,7 @@ from feeder.adapters.streams import (
     read_feed,
     whole,
 )
-from feeder.adapters.torch.callers import tell_saver
+from feeder.adapters.torch.callers import note_reader, tell_saver
 from feeder.devices.cuda.torchdriver import import_bindings
 from feeder.errors import ConfigError, ResumeError
 from feeder.sources import RecordError, Source
@@ -174,6 +174,15 @@ class FeedLoader(EpochLoader):
         """The position after the last batch that was given, or after so many that were used."""
         tell_saver(self)
         return super().state_dict(used)
+
+    def __iter__(self) -> Iterator[Any]:
+        note_reader(self)
+        return super().__iter__()
+
+    @property
+    def _is_in_loop(self) -> bool:
+        """Whether an epoch is begun, and not given whole."""
+        return self._is_begun
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state: the next loop gives the rest of its epoch.

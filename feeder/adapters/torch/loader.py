@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from feeder.adapters.streams import FEEDS, Connection
 from feeder.adapters.torch import place
-from feeder.adapters.torch.callers import tell_copier, tell_saver
+from feeder.adapters.torch.callers import note_reader, tell_copier, tell_saver
 from feeder.adapters.torch.feed_loader import STATES, FeedLoader
 from feeder.adapters.torch.loops import LocalLoop, WorkerLoop
 from feeder.adapters.torch.order import (
@@ -149,6 +149,15 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         _CONTEXT.fset(self, context)
 
     # ---- loops
+
+    def __iter__(self) -> Any:
+        note_reader(self)
+        return super().__iter__()
+
+    @property
+    def _is_in_loop(self) -> bool:
+        """Whether an epoch is begun, and not given whole."""
+        return self._mark.begun is not None
 
     def _get_iterator(self) -> Any:
         return WorkerLoop(self) if self.num_workers else LocalLoop(self)

@@ -41,7 +41,7 @@ from feeder.adapters.torch.order import (
 from feeder.adapters.torch.place import Mark
 from feeder.adapters.torch.stateful import DatasetState, has_shrunk
 from feeder.adapters.torch.workers import Team, TimedOut, Worker
-from feeder.errors import ReplayWarning, read_again
+from feeder.errors import ReplayWarning, looped_again
 
 _logger = logging.getLogger("feeder")
 
@@ -68,7 +68,7 @@ class _Loop(theirs._BaseDataLoaderIter):
         else:
             at = last
         if loader._epochs is not None and at.epoch >= loader._epochs:
-            raise read_again("the loader", loader._epochs)
+            raise looped_again(loader._epochs)
         self._is_iterable = loader._dataset_kind == theirs._DatasetKind.Iterable
         self._order, self._pulled_first = None, START
         if self._is_iterable:
