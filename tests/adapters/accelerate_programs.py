@@ -18,7 +18,8 @@ with warnings.catch_warnings():
     from accelerate.state import AcceleratorState, GradientState, PartialState
     from accelerate.utils import DataLoaderConfiguration, set_seed
 
-from adapters.loaders import Source, campaign, draw_source, first_difference, resume_all
+from adapters.campaigns import campaign, first_difference, resume_all
+from adapters.loaders import Source, draw_source
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,8 @@ with warnings.catch_warnings():
     from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
     from transformers.trainer_callback import PrinterCallback
 
-from adapters.loaders import Source, campaign, draw_source, first_difference, resume_all
+from adapters.campaigns import campaign, first_difference, resume_all
+from adapters.loaders import Source, draw_source
 from feeder.adapters.hf import FeedCallback, FeedTrainer
 
 DOORS = ("feed trainer", "feed trainer", "callback")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,28 +140,3 @@ class Stated(Iterated):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = self.begins = state["at"]
-
-
-def run_campaign(
-    name: str, draw: Callable[[int, int], Any], compare: Callable[[Any, Path], int]
-) -> None:
-    """The command of a campaign: draw configurations, kill each at every step, and count what
-    differs."""
-    parser = argparse.ArgumentParser(prog=name)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--configurations", type=int, default=300)
-    parser.add_argument("--first", type=int, default=0, help="to run one again")
-    told = parser.parse_args()
-    kills = differences = 0
-    for number in range(told.first, told.first + told.configurations):
-        drawn = draw(told.seed, number)
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                kills += compare(drawn, Path(folder))
-            except Exception as error:
-                differences += 1
-                print(f"configuration {number}, {drawn}: {type(error).__name__}: "
-                      f"{str(error)[:900]}", flush=True)  # fmt: skip
-    print(f"{name}, seed {told.seed}: {told.configurations} configurations, {kills} kills, "
-          f"{differences} differences")  # fmt: skip
-    raise SystemExit(differences > 0)

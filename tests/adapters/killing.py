@@ -7,7 +7,6 @@ checkpoints, ends of epochs; often before it has done a step again. What each ra
 step (the digest of its batch, its loss, the weights) has to be what the undisturbed job noted.
 
     scripts/nightly kill-trainers --kills 50 --seed 1
-    scripts/nightly kill-trainers --framework jax --kills 20     # see killing_alone.py
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 import feeder
-from adapters.killing_alone import CHILDREN, compare
 from feeder.adapters.torch import FeedLoader
 
 SAMPLES, SIZE, EPOCHS = 83, 4, 3
@@ -261,23 +259,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="how often the job is killed")
     parser.add_argument("--seed", type=int, default=1, help="which events it is killed at")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="of each start in turn")
-    frameworks = ["torch", *CHILDREN]
-    parser.add_argument("--framework", choices=frameworks, default="torch", help="what trains")
     parser.add_argument("--processes", type=int, help="each rank reads by so many processes")
     args = parser.parse_args()
     if args.processes:
         global EXECUTOR
         EXECUTOR = feeder.Processes(args.processes, preload=["feeder.adapters.torch"])
     started = time.monotonic()
-    if args.framework != "torch":
-        if args.ranks != [2] or args.processes:
-            parser.error("--ranks and --processes are of torch")
-        num_steps = compare(args.framework, args.kills, args.seed)
-        print(
-            f"{args.kills} kills of a job of {args.framework}, {num_steps} steps: batches, losses "
-            f"and weights are equal ({time.monotonic() - started:.0f} s, seed {args.seed})"
-        )
-        return
     if len(args.ranks) > 1:
         with FeedLoader(Points(), SIZE, shuffle=True, seed=5, rank=0, world_size=1) as loader:
             order = [i for _, _, ids in loader for i in ids.tolist()]

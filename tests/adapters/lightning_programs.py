@@ -23,7 +23,8 @@ with warnings.catch_warnings():
     from lightning.pytorch.utilities import CombinedLoader
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from adapters.loaders import Source, campaign, draw_source, first_difference, resume_all
+from adapters.campaigns import campaign, first_difference, resume_all
+from adapters.loaders import Source, draw_source
 from feeder.adapters.lightning import FeedCheckpoint
 
 MODES = ("min_size", "max_size", "max_size_cycle")

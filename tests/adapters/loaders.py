@@ -1,20 +1,10 @@
-"""What the harnesses of frameworks share: loaders by PyTorch's names on either library's class, and
-the campaign."""
+"""What the harnesses of trainers share: loaders by PyTorch's names on either library's class."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import gc
-import logging
-import os
 import random
-import tempfile
-import time
-import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.utils.data as tud
@@ -88,60 +78,3 @@ def draw_source(rng: random.Random, loader: str) -> Source:
         (is_feeder or num > 6) and rng.random() < 0.2, is_feeder and rng.random() < 0.3,
         2 * (is_feeder and rng.random() < 0.04), rng.random() < 0.5,
     )  # fmt: skip
-
-
-def first_difference(got: list[Any], want: list[Any]) -> str:
-    """Where two logs part."""
-    at = next((i for i, (x, y) in enumerate(zip(got, want, strict=False)) if x != y), -1)
-    if at == -1:
-        return f"{len(got)} entries, expected {len(want)}"
-    return f"entry {at} of {len(want)}: {got[at]}, expected {want[at]}"
-
-
-def resume_all(
-    kills: list[tuple[Path, int]], want: list[Any], resume: Callable[[Path, Path], list[Any]]
-) -> list[str]:
-    """How what goes on from checkpoints differs from what was logged after them."""
-    found = []
-    for path, at in kills:
-        try:
-            rest = resume(path, path.with_suffix(".resumed"))
-        except Exception as error:
-            found.append(f"killed after {at} entries: {error!r}")
-            continue
-        if rest != want[at:]:
-            told = first_difference(rest, want[at:])
-            found.append(f"killed after {at} of {len(want)} entries: {told}")
-    return found
-
-
-def count(draw: Any, differences: Any, seed: int, num: int) -> tuple[int, int]:
-    """How many kills there were in so many configurations, and how many of these differ."""
-    kills = wrong = 0
-    # The frameworks collect garbage at each run.
-    gc.collect()
-    gc.freeze()
-    for number in range(num):
-        configuration = draw(random.Random(f"{seed} {number}"))
-        with tempfile.TemporaryDirectory() as folder:
-            killed, found = differences(configuration, Path(folder))
-        kills, wrong = kills + killed, wrong + bool(found)
-        if found:
-            print(f"{number}: {configuration}", *found, sep="\n    ", flush=True)
-    gc.unfreeze()
-    return kills, wrong
-
-
-def campaign(draw: Any, differences: Any, about: str | None) -> NoReturn:
-    """The command of a harness."""
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--configurations", type=int, default=300)
-    told, began = parser.parse_args(), time.monotonic()
-    warnings.simplefilter("ignore")
-    logging.disable()
-    kills, wrong = count(draw, differences, told.seed, told.configurations)
-    print(f"seed {told.seed}: {told.configurations} configurations, {kills} kills, {wrong} differ, "
-          f"in {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
-    # Loaders that runs have left have threads; a process with hundreds of them may not end.
-    os._exit(bool(wrong))

@@ -31,8 +31,8 @@ with warnings.catch_warnings():
 import feeder
 from adapters.accelerate_programs import differences as loop_differences
 from adapters.accelerate_programs import draw_loop
+from adapters.campaigns import count
 from adapters.examples import said
-from adapters.loaders import count
 from feeder.adapters.hf import FeedCallback, FeedTrainer
 from feeder.adapters.torch import DataLoader
 from feeder.adapters.torch import FeedLoader as PlainLoader
@@ -102,7 +102,7 @@ def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_random_loops_with_accelerate_go_on_from_every_step() -> None:
-    kills, wrong = count(draw_loop, loop_differences, seed=1, num=12)
+    kills, wrong = count(draw_loop, loop_differences, 1, range(12))
     assert kills > 30
     assert not wrong
 
