@@ -6,7 +6,6 @@ Fetch functions and trainers that are slow wait on an event that nobody sets.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -122,11 +121,3 @@ def only(figures: Figures) -> FeedFigures:
     """Return the one feed."""
     (feed,) = figures.feeds
     return feed
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that comes soon."""
-    ends = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < ends
-        let_pass(0.005)

@@ -11,6 +11,7 @@ import pytest
 
 import feeder
 from feeder.service.server import serve as server_module
+from small import wait_until
 from verdicts.stage import (
     look,
     look_for,
@@ -19,7 +20,6 @@ from verdicts.stage import (
     rows,
     slow,
     training,
-    wait_until,
 )
 
 pytestmark = pytest.mark.served

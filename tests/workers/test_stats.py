@@ -12,7 +12,7 @@ import pytest
 import feeder
 from feeder.observe.figures import FeedFigures
 from feeder.workers.stats import Stopwatch
-from small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make
+from small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make, wait_until
 
 
 def only(coordinator: feeder.Coordinator) -> FeedFigures:
@@ -162,18 +162,16 @@ def test_a_wait_under_way_is_counted() -> None:
     with make(fetch, num_worker_threads=1) as coordinator:
         taking = Aside(lambda: list(coordinator["train"]))
         assert fetch.entered.wait(WAIT_S)
-        before, ends = only(coordinator), time.monotonic() + WAIT_S
-        grown: dict[str, float] = {"": 0.0}
-        while min(grown.values()) < 0.02:
-            assert time.monotonic() < ends, grown
-            threading.Event().wait(0.005)
-            after = only(coordinator)
-            grown = {
-                "trainer": after.queues[0].wait_s - before.queues[0].wait_s,
-                "enqueuer": after.chunks_wait_s - before.chunks_wait_s,
-                "worker": after.workers[0].wait_s - before.workers[0].wait_s,
-                "call": after.workers[0].fetch_s - before.workers[0].fetch_s,
-            }
+        before = only(coordinator)
+        # Of the trainer, the enqueuer, a worker and its call.
+        for wait_s in (
+            lambda feed: feed.queues[0].wait_s,
+            lambda feed: feed.chunks_wait_s,
+            lambda feed: feed.workers[0].wait_s,
+            lambda feed: feed.workers[0].fetch_s,
+        ):
+            wait_until(lambda wait_s=wait_s: wait_s(only(coordinator)) >= wait_s(before) + 0.02)
+        after = only(coordinator)
         fetch.release()
         taking.result()
     assert after.workers[0].running_s >= 0.02
@@ -186,10 +184,8 @@ def test_a_feed_that_waits_for_its_trainer_says_so() -> None:
 
     with make(fetch, ["x"], max_buffered_batches=2, epochs=None) as coordinator:
         next(coordinator["train"])
-        before, ends = once_it_waits_for_room(coordinator), time.monotonic() + WAIT_S
-        while only(coordinator).room_wait_s < before.room_wait_s + 0.02:
-            assert time.monotonic() < ends
-            threading.Event().wait(0.005)
+        before = once_it_waits_for_room(coordinator)
+        wait_until(lambda: only(coordinator).room_wait_s >= before.room_wait_s + 0.02)
         after = only(coordinator)
     assert after.idle_s > before.idle_s, "fetchers wait too"
     assert after.queues[0].wait_s == before.queues[0].wait_s
@@ -198,15 +194,17 @@ def test_a_feed_that_waits_for_its_trainer_says_so() -> None:
 
 
 def once_it_waits_for_room(coordinator: feeder.Coordinator) -> FeedFigures:
-    last, ends = only(coordinator), time.monotonic() + WAIT_S
-    while time.monotonic() < ends:
-        threading.Event().wait(0.005)
+    last = only(coordinator)
+
+    def waits() -> bool:
+        nonlocal last
         before, last = last, only(coordinator)
         calls = [[worker.calls for worker in feed.workers] for feed in (before, last)]
         is_idle = not any(worker.running_s for worker in last.workers)
-        if is_idle and calls[0] == calls[1] and last.room_wait_s > before.room_wait_s:
-            return last
-    pytest.fail(f"it does not wait: {last}")
+        return is_idle and calls[0] == calls[1] and last.room_wait_s > before.room_wait_s
+
+    wait_until(waits)
+    return last
 
 
 # ---- the position

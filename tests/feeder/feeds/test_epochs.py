@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle  # noqa: TID251  (users may send batches through it)
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, Aside, Held, Pure, ids, make
+from small import WAIT_S, Aside, Held, Pure, ids, make, wait_until
 
 pytestmark = pytest.mark.served
 
@@ -129,12 +127,12 @@ def test_a_batch_outlives_its_consumer(stack: ExitStack) -> None:
     with pytest.raises(feeder.ClosedError, match="reader of epoch 0 is gone"):
         _ = batch.last_of_epoch
     # The queue is given back, though the batch is kept; the server hears it on another connection.
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
+
+    def first() -> Any:
         with suppress(feeder.LeaseLost), feeder.connect(server.addresses[0]) as other:
-            assert next(other).index == 0
-            return
-    raise AssertionError("the queue was not given back")
+            return next(other)
+
+    assert wait_until(first).index == 0
 
 
 # ---- one batch
@@ -218,10 +216,7 @@ def test_a_second_thread_in_next_raises_and_loses_nothing(stack: ExitStack, read
     first = next(feed)
     assert fetch.entered.wait(WAIT_S)
     waiting = Aside(lambda: list(feed))
-    for _ in range(int(WAIT_S / 0.001)):
-        if feed_is_read(feed):
-            break
-        threading.Event().wait(0.001)
+    wait_until(lambda: feed_is_read(feed))
     for _ in range(3):
         with pytest.raises(feeder.FeedError, match="another thread is in it"):
             next(feed)

@@ -25,6 +25,7 @@ from feeder.workers.fetch.channel import Channel
 from feeder.workers.stats import Handed
 from feeder.workers.stream.position import LazyPosition
 from feeds import make
+from small import wait_until
 
 pytestmark = pytest.mark.served
 
@@ -208,8 +209,7 @@ def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
     got: list[Any] = []
     reader = threading.Thread(target=lambda: got.append(queue.get()))
     reader.start()
-    while not queue._user_waits:
-        threading.Event().wait(0.001)
+    wait_until(lambda: queue._user_waits)
     queue.put([SimpleNamespace()])
     reader.join(5.0)
     queue.close()
@@ -230,8 +230,7 @@ def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> Non
     queue._drained._waiters.append(stale)
     writer = threading.Thread(target=lambda: queue.put([batch]))
     writer.start()
-    while not queue._batcher_waits:
-        threading.Event().wait(0.001)
+    wait_until(lambda: queue._batcher_waits)
     queue.get()
     writer.join(5.0)
     is_stuck = writer.is_alive()

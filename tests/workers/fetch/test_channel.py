@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +27,7 @@ from feeder.workers.spec import CallNames
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import Partitions
 from feeder.workers.tuning import Tuning
-from small import WAIT_S, Aside
+from small import WAIT_S, Aside, wait_until
 
 NUM_PARTITIONS = 4
 ONE_ROW = CallsReport(1, 1, 8, 0.01, 0.0)
@@ -59,14 +59,6 @@ def channel(monkeypatch: pytest.MonkeyPatch, tuning: Tuning) -> Iterator[Channel
     )
     yield channel
     channel.close()
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    """Wait for something that other threads do; what they do wakes nobody here."""
-    pause, until = threading.Event(), time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until
-        pause.wait(0.001)
 
 
 def acquire_some(channel: Channel) -> Turn:

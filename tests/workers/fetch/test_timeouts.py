@@ -11,6 +11,7 @@ import pytest
 
 import feeder
 from feeder import Coordinator, init_data_input_workers
+from small import wait_until
 
 pytestmark = pytest.mark.served
 
@@ -115,11 +116,9 @@ def test_a_call_that_returned_while_nobody_waited_is_not_late() -> None:
 
     with make(fetch, ["x"], 4, timeout=1.0, num_worker_threads=1) as coordinator:
         feed = coordinator["train"]
-        while not feed.stats()["queued_batches"]:
-            go_on.wait(0.01)
+        wait_until(lambda: feed.stats()["queued_batches"])
         assert next(feed)["x"][0] == 0
-        while feed.stats()["fetch_calls"] < 2:
-            go_on.wait(0.01)
+        wait_until(lambda: feed.stats()["fetch_calls"] >= 2)
         assert next(feed)["x"][0] == 1
 
 
@@ -129,8 +128,7 @@ def test_a_timeout_amid_retries_names_what_was_raised() -> None:
 
     with make(fetch, ["x"], 4, timeout=0.3, retries=9, retry_backoff_s=0.2) as coordinator:
         feed = coordinator["train"]
-        while not feed.stats()["fetch_errors"]:
-            threading.Event().wait(0.01)
+        wait_until(lambda: feed.stats()["fetch_errors"])
         with pytest.raises(feeder.FetchTimeout, match="raised OSError: the disk is gone") as got:
             next(feed)
         assert isinstance(got.value.__cause__, OSError)

@@ -18,7 +18,7 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.client.inbox import Inbox, Loading
 from feeder.service.client.io_loop import ClientLoop
-from small import WAIT_S, Aside, Pure, make
+from small import WAIT_S, Aside, Pure, make, wait_until
 
 pytestmark = pytest.mark.served
 
@@ -73,8 +73,7 @@ def test_what_was_loaded_comes_and_is_told(
     num_queues = 1 if has_batches or had_taken else 2
     with serving(factory, queues=num_queues) as server, reading(server, queue=0) as consumer:
         if has_batches:
-            while not consumer.stats()["prefetched_batches"]:
-                consumer.snapshot()
+            wait_until(lambda: consumer.snapshot() and consumer.stats()["prefetched_batches"])
         if had_taken:
             consumer._refill()  # As by a `next` that was interrupted.
         with pytest.raises(Interrupt):
@@ -153,8 +152,7 @@ def test_another_thread_that_waits_for_a_batch_is_told_that_a_state_was_loaded(
     """It waited at a queue that nothing came to any more, also after `close`."""
     with serving(factory, queues=2) as server, reading(server, queue=0) as consumer:
         waits = Aside(lambda: next(consumer))
-        while consumer._inbox.batches.waited_since is None:
-            threading.Event().wait(0.001)
+        wait_until(lambda: consumer._inbox.batches.waited_since is not None)
         consumer.load_state_dict(state)
         with pytest.raises(feeder.ClosedError, match="another thread has loaded a state"):
             waits.result()

@@ -21,7 +21,7 @@ from feeder.service.client.monitor import Monitor
 from feeder.service.protocol import messages as say
 from feeder.service.server import serve as server_module
 from peers import OPEN, peer_of
-from small import WAIT_S, Pure, make
+from small import WAIT_S, Pure, make, wait_until
 
 pytestmark = pytest.mark.served
 
@@ -44,12 +44,13 @@ def only(figures: Any) -> FeedFigures:
 
 def seen(monitor: Monitor, is_so: Any) -> FeedFigures:
     """Return the feed once it is so."""
-    ends = threading.Event()
-    for _ in range(int(WAIT_S / 0.02)):
-        if is_so(feed := only(monitor.fetch())):
-            return feed
-        ends.wait(0.02)
-    pytest.fail(f"it has not come to be: {feed}")
+
+    def look() -> FeedFigures | None:
+        feed = only(monitor.fetch())
+        return feed if is_so(feed) else None
+
+    found: FeedFigures = wait_until(look)
+    return found
 
 
 def test_a_monitor_sees_a_feed_from_its_start_to_its_end() -> None:
@@ -176,8 +177,4 @@ def test_peers_that_are_gone_are_forgotten() -> None:
             with peer_of(server.addresses[0]) as peer:
                 peer.say(LOOK)
                 peer.hear(say.Seen)
-        for _ in range(int(WAIT_S / 0.02)):
-            if not monitors._sessions:
-                return
-            threading.Event().wait(0.02)
-        pytest.fail(f"{len(monitors._sessions)} monitors are remembered")
+        wait_until(lambda: not monitors._sessions)

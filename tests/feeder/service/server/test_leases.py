@@ -37,6 +37,7 @@ from feeder.workers.stream import copying
 from feeds import Record, assert_same, expected, make, note
 from fetches import make_fetch
 from peers import OPEN, RawPeer, Stalled, peer_of, used
+from small import wait_until
 
 pytestmark = pytest.mark.served
 
@@ -107,11 +108,10 @@ def test_a_lease_that_was_renewed_in_time_outlives_a_stall_of_the_server(
             peer.say(used(generation, 0))
             assert not is_first or stalled.entered.wait(WAIT_S)
         assert group.leases[0] is not None
-        while time.monotonic() < group.leases[0].member.expires:
-            Event().wait(0.01)
+        expires = group.leases[0].member.expires
+        wait_until(lambda: time.monotonic() >= expires)
         stalled.go_on.set()
-        while len(stalled.expired) < 2:
-            Event().wait(0.01)
+        wait_until(lambda: len(stalled.expired) == 2)
     assert stalled.expired == [0, 0]
 
 
