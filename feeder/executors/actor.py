@@ -266,8 +266,15 @@ class _Frames:
         numbers = [number for number, _ in message.blocks]
         contents = [self.blocks.contents(number) for number in numbers]
         message.fresh, message.dropped = [], []
-        tracker = self._dealer.send_multipart([encode(message), *contents], copy=False, track=True)
-        self._under_way.append((tracker, numbers))
+        # Part by part: `send_multipart` tells of the last part alone, and that is copied at once if
+        # it is small.
+        self._dealer.send(encode(message), zmq.SNDMORE)
+        more = [zmq.SNDMORE] * (len(contents) - 1) + [0]
+        sent = [
+            self._dealer.send(part, flags, copy=False, track=True)
+            for part, flags in zip(contents, more, strict=True)
+        ]
+        self._under_way.append((zmq.MessageTracker(*sent), numbers))
         self.blocks.sent()
 
     def take_sent(self) -> list[int]:

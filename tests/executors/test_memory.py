@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feeder import Call, Processes
+from feeder.executors.actor import _Frames
 from feeder.executors.blocks import Reader, Writer
 from feeder.executors.child import _Function
-from feeder.executors.wire import Calls, Load
+from feeder.executors.wire import Calls, Load, Made
 from feeds import running
 from remote import ROWS, Big, filled
 
@@ -168,6 +172,36 @@ def mapped() -> int:
 def bytes_of(coordinator: Any) -> int:
     (figures,) = coordinator.figures().feeds
     return int(figures.executor.bytes)
+
+
+class Dealer:
+    """A socket that has sent small parts at once, and others later."""
+
+    def __init__(self) -> None:
+        self.later = threading.Event()
+
+    def send(self, part: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        is_small = copy or len(part) < zmq.COPY_THRESHOLD
+        return zmq.MessageTracker(*[] if is_small else [self.later])
+
+    def send_multipart(self, parts: Any, **named: Any) -> Any:
+        return [self.send(part, **named) for part in parts][-1]
+
+
+def test_a_block_is_written_anew_when_zeromq_has_sent_all_of_a_message() -> None:
+    writer = Writer()
+    # The second does not fit into the first block.
+    for number, size in enumerate((1_000_000, 60_000)):
+        writer.place(np.zeros(size, np.uint8), number)
+    blocks, *_ = writer.lend()
+    frames = object.__new__(_Frames)
+    frames._owner, frames._later, frames._under_way = threading.get_ident(), deque(), deque()
+    frames.blocks, dealer = writer, Dealer()
+    vars(frames)["_dealer"] = dealer
+    frames.send(Made([], [], 0, b"", [], blocks, [], []))
+    assert len(blocks) == 2 and not frames.take_sent()
+    dealer.later.set()
+    assert frames.take_sent() == [number for number, _ in blocks]
 
 
 @pytest.mark.process
