@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,31 @@ def test_what_cannot_be_sent_is_named() -> None:
     loader = DataLoader(ROWS, 2, num_workers=1, collate_fn=lambda batch: {"f": [lambda: 0, batch]})
     with pytest.raises(TypeError, match=r"batch\['f'\]\[0\].*worker.*samples \[0, 1\]"):
         next(iter(loader))
+
+
+class Locked(tud.Dataset):
+    """What no process can be sent."""
+
+    def __init__(self) -> None:
+        self.settings = {"lock": threading.Lock()}
+
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dataset": Locked()}, r"dataset.settings\['lock'\] \(lock\) cannot be sent"),
+        ({"dataset": ROWS, "collate_fn": lambda rows: rows}, r"collate_fn \(function\) cannot be"),
+    ],
+)
+def test_what_cannot_be_spawned_is_named(settings: Any, said: str) -> None:
+    loader = DataLoader(**settings, num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(TypeError, match=said):
+        iter(loader)
+    # multiprocessing starts it before it sends anything, and keeps it.
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

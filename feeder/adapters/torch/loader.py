@@ -21,14 +21,16 @@ from feeder.adapters.torch.callers import note_reader, tell_copier, tell_saver
 from feeder.adapters.torch.feed_loader import STATES, FeedLoader
 from feeder.adapters.torch.loops import LocalLoop, WorkerLoop
 from feeder.adapters.torch.order import (
-    START,
     Begun,
+    Now,
     dealt_sampler,
     generator_state,
     is_stateful,
+    load_states,
     own_generators,
     set_states,
-    stateful_sampler,
+    stateful_samplers,
+    states_of,
 )
 from feeder.adapters.torch.place import Mark
 from feeder.adapters.torch.shuffle import SeededSampler
@@ -111,10 +113,14 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def begin_states(self) -> None:
         """Stand before the first loop."""
         self._mark = Mark()
-        # The loop whose place a state is: the one that was begun last.
-        self._newest: object = None
+        # The loop whose place a state is: the one that was begun last; a weak reference.
+        self._newest: Any = None
+        # How many batches of indices that one has pulled, and whether these were all.
+        self._reached = (0, False)
         # Loaded, and not yet gone on from.
         self._resumed: Mark | None = None
+        # Whether a state of the end of a loop was loaded into the samplers.
+        self._may_be_spent = False
         # Of a data set that is read here, and not by workers.
         self._dataset_state = self._make_dataset_state()
 
@@ -200,19 +206,20 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         mark = self._resumed or self._mark
         is_begun = mark.begun is not None
         if not is_begun:
-            stateful = stateful_sampler(self)
-            mark = mark._replace(
-                begun=Begun(tuple(map(generator_state, own_generators(self)))),
-                pulled=START._replace(state=None if stateful is None else stateful.state_dict()),
-            )
+            own = tuple(map(generator_state, own_generators(self)))
+            mark = mark._replace(begun=Begun(own, states=states_of(stateful_samplers(self))))
             is_map = self._dataset_kind == theirs._DatasetKind.Map
             if not self.num_workers and (is_map or self._resumed is None):
                 said = self._dataset_state.read(0) if is_map else self._dataset_state.between()
                 mark = mark._replace(readers=None if said is None else ((0, said, False),))
-        elif mark.readers is not None and self._resumed is None and not self.num_workers:
-            # Nothing is read ahead: what it says now is what it said after that batch.
-            ((num, _, is_done),) = mark.readers
-            mark = mark._replace(readers=((num, self._dataset_state.read(num), is_done),))
+        elif self._resumed is None:
+            num, has_ended = self._reached
+            own = tuple(map(generator_state, own_generators(self)))
+            mark = mark._replace(now=Now(own, max(0, num - mark.pulled.num), has_ended))
+            if mark.readers is not None and not self.num_workers:
+                # Nothing is read ahead: what it says now is what it said after that batch.
+                ((num, _, is_done),) = mark.readers
+                mark = mark._replace(readers=((num, self._dataset_state.read(num), is_done),))
         return {"format": _FORMAT, "fits": self._fits(), "is_begun": is_begun, **place.write(mark)}
 
     def _fits(self) -> dict[str, Any]:
@@ -253,7 +260,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 mark = self._stand(mark)
         except (KeyError, TypeError, ValueError) as error:
             raise ResumeError(f"the state of the DataLoader is damaged: {error!r}") from error
-        self._newest, self._resumed = None, mark
+        newest, self._newest, self._resumed = self._newest, None, mark
+        if newest is not None and (loop := newest()) is not None:
+            loop.leave_to()
         if mark.begun is not None and mark.begun.dealt is not None:
             # The script may tell it, too, before the next loop.
             sampler = dealt_sampler(self)
@@ -264,9 +273,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """Between two loops: all that a loop begins with is put where it was."""
         assert mark.begun is not None
         set_states(own_generators(self), mark.begun.own)
-        stateful = stateful_sampler(self)
-        if stateful is not None and mark.pulled.state is not None:
-            stateful.load_state_dict(mark.pulled.state)
+        load_states(stateful_samplers(self), mark.begun.states)
+        self._may_be_spent = True
         if mark.readers is not None and self._dataset_kind == theirs._DatasetKind.Map:
             self._dataset_state.load(mark.readers[0][1])
             mark = mark._replace(readers=None)

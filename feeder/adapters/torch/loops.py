@@ -53,7 +53,7 @@ class _Loop(theirs._BaseDataLoaderIter):
         # Neither keeps the other, but for a loader whose workers persist: workers end when their
         # user drops what they belong to.
         self._loader = weakref.ref(loader)
-        self._token = object()
+        self._token = weakref.ref(self)
         self._batch_size = loader.batch_size or 1
         self._begin(loader, super().__init__)
 
@@ -78,15 +78,20 @@ class _Loop(theirs._BaseDataLoaderIter):
             self._begun_with = at.begun or Begun(own)
             beginning = contextlib.nullcontext() if at.begun is None else as_it_was(())
         else:
-            self._order = Order(loader, None if at.begun is None else (at.begun, at.pulled))
+            began = None if at.begun is None else (at.begun, at.pulled)
+            self._order = Order(loader, began, may_be_spent=loader._may_be_spent)
             beginning = self._order.beginning()
+            loader._may_be_spent = began is not None and at.pulled.is_last
         self._prepare(loader, at)
         with beginning:
             self._start(loader, at, make)
         self._settle(loader, at)
+        if at.now is not None and self._is_iterable:
+            set_states(own_generators(loader), at.now.own)
         # Not before: what has failed has not begun.
         loader._resumed, loader._newest = None, self._token
         self._note(self._first(at)._replace(begun=self._begun, pulled=self._pulled_first))
+        self._is_read = False
 
     def _prepare(self, loader: Any, at: Mark) -> None:
         """Load what is to be loaded before the loop begins."""
@@ -110,16 +115,41 @@ class _Loop(theirs._BaseDataLoaderIter):
     def _pull_from(self, at: Mark) -> None:
         """Pull indices through the order."""
         if self._order is not None:
-            self._order.begin(self._sampler_iter, was_pulled=at.seed is not None)
+            self._order.begin(self._sampler_iter, at.now, was_pulled=at.seed is not None)
             self._sampler_iter: Any = self._order
             self._pulled_first = self._order.pulled
 
     def _note(self, mark: Mark) -> None:
         """This loop stands there, and with it the loader, if no other loop was begun since."""
-        self._at = mark
+        self._at, self._is_read = mark, True
         loader = self._loader()
         if loader is not None and loader._newest is self._token:
-            loader._mark = mark
+            order, loader._mark = self._order, mark
+            loader._reached = (0, False) if order is None else (order.num, order.has_ended)
+
+    def leave_to(self) -> None:
+        """A state was loaded into the loader while this loop is there."""
+        # Not looked at with each batch.
+        self._next_data = self._next_after_load
+
+    def _next_after_load(self) -> Any:
+        del self._next_data
+        loader = self._loader()
+        if loader is not None and loader._resumed is not None:
+            if not self._is_read:
+                # One who makes the iterator with the loader has loaded the state into both.
+                self._leave()
+                type(self).__init__(self, loader)
+            else:
+                warnings.warn(
+                    "load_state_dict was called while this iterator is read: it goes on where it "
+                    "was, and the state is where the next iter(loader) begins",
+                    stacklevel=4,
+                )
+        return self._next_data()
+
+    def _leave(self) -> None:
+        """The loop is begun anew."""
 
     def _end(self) -> None:
         """The loop is over, and its user is told."""
@@ -269,6 +299,9 @@ class WorkerLoop(_Loop):
     def __init__(self, loader: Any) -> None:
         self._persistent = loader.persistent_workers
         super().__init__(loader)
+
+    def _leave(self) -> None:
+        self._team.close()
 
     def next_mark(self, epoch: int, num: int, step: int) -> Mark:
         # None before its first loop.

@@ -3,11 +3,13 @@
 PyTorch's samplers have no place to go on from, and draw from generators that others draw from, too.
 So an order is kept as what it began with: the states of the generators, or one seed. To go on, the
 loop is begun again with those and as many batches of indices are pulled as were used; a digest says
-whether they are the same. Only a sampler with `state_dict` and `load_state_dict` is asked itself.
+whether they are the same. A sampler with `state_dict` and `load_state_dict` is asked itself if its
+state is a place: if another one with each batch, and nobody reads it ahead of the batches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -16,12 +18,13 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
+from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import xxhash
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SubsetRandomSampler, WeightedRandomSampler
 
@@ -29,9 +32,11 @@ from feeder.errors import ResumeError
 
 _DRAW_NOTHING = (SequentialSampler, DistributedSampler)
 _DRAW_FROM_TORCH = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_NESTED = ("sampler", "batch_sampler")
 _DEEPEST = 8
 """Samplers in samplers are looked through so far."""
+_MOST = 64
+"""A list of more is no list of samplers."""
+_NOTHING = object()
 
 
 def is_stateful(value: Any) -> bool:
@@ -98,23 +103,45 @@ def own_generators(loader: Any) -> list[Any]:
     found: dict[int, Any] = {}
     shared = {id(generator) for generator in _PROCESS.values()}
     for part in (loader, *samplers_of(loader)):
-        for _, value in sorted(vars(part).items()) if hasattr(part, "__dict__") else ():
+        # What a data set draws is no order.
+        for value in () if isinstance(part, Dataset) else _held(part):
             if isinstance(value, _GENERATORS) and id(value) not in shared:
                 found.setdefault(id(value), value)
     return list(found.values())
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """The samplers of a loader, and those in them."""
+    """The samplers of a loader, and those in them, also if a data set of a sampler's own lies in
+    between."""
     found: list[Any] = []
     waiting = [(loader.batch_sampler, 0), (loader.sampler, 0)]
     while waiting:
         part, depth = waiting.pop(0)
-        if part is None or depth > _DEEPEST or any(part is one for one in found):
+        is_known = part is loader.dataset or any(part is one for one in found)
+        if part is None or depth > _DEEPEST or is_known:
             continue
         found.append(part)
-        waiting += [(getattr(part, name, None), depth + 1) for name in _NESTED]
+        is_data = isinstance(part, Dataset)
+        for value in _held(part):
+            is_order = not is_data and hasattr(value, "__iter__") and hasattr(value, "__dict__")
+            if is_order or isinstance(value, (Sampler, Dataset)):
+                waiting.append((value, depth + 1))
     return found
+
+
+def _held(part: Any) -> Iterator[Any]:
+    """What an object has as attributes, and in short lists and dicts of these."""
+    values = [value for _, value in sorted(getattr(part, "__dict__", {}).items())]
+    for kind in type(part).__mro__:
+        for name, value in vars(kind).items():
+            if isinstance(value, MemberDescriptorType):
+                values.append(getattr(part, name, None))
+            elif isinstance(value, _GENERATORS):
+                values.append(value)
+    for value in values:
+        yield value
+        if type(value) in (list, tuple, dict) and len(value) <= _MOST:
+            yield from value.values() if type(value) is dict else value
 
 
 def set_states(own: list[Any], states: tuple[str, ...]) -> None:
@@ -147,8 +174,34 @@ def as_it_was(states: Iterable[tuple[str, str]]) -> Iterator[None]:
 
 
 def stateful_sampler(loader: Any) -> Any:
-    """The sampler of a loader that has a state; None if there is none."""
-    return next((sampler for sampler in samplers_of(loader) if is_stateful(sampler)), None)
+    """The sampler with a state of which nobody reads ahead of the batches; None if there is none.
+    What groups samples by length, say, has read more of its sampler than it has given."""
+    part = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    while type(part) is BatchSampler:
+        part = part.sampler
+    return part if is_stateful(part) else None
+
+
+def stateful_samplers(loader: Any) -> list[Any]:
+    """All samplers with a state."""
+    return [part for part in samplers_of(loader) if is_stateful(part)]
+
+
+def states_of(samplers: list[Any]) -> tuple[Any, ...]:
+    """What they say."""
+    # They go on, and may change what they said.
+    return tuple(copy.deepcopy(sampler.state_dict()) for sampler in samplers)
+
+
+def load_states(samplers: list[Any], states: tuple[Any, ...]) -> None:
+    """The reverse. Raises `ResumeError`."""
+    if len(samplers) != len(states):
+        raise ResumeError(
+            f"the loader has {len(samplers)} samplers with a state, and had {len(states)} when the "
+            "state was taken"
+        )
+    for sampler, state in zip(samplers, states, strict=True):
+        sampler.load_state_dict(copy.deepcopy(state))
 
 
 def dealt_sampler(loader: Any) -> DistributedSampler[Any] | None:
@@ -187,6 +240,8 @@ class Begun(NamedTuple):
     dealt: tuple[int, int, int] | None = None
     """Of PyTorch's `DistributedSampler`: its epoch, the ranks that the order is dealt out to, and
     the samples that all ranks had had of it before."""
+    states: tuple[Any, ...] = ()
+    """What the samplers with a state said."""
 
 
 class Pulled(NamedTuple):
@@ -197,11 +252,23 @@ class Pulled(NamedTuple):
     digest: int
     """Of these."""
     state: Any = None
-    """What a sampler with a state says."""
+    """What a sampler with a state says, if that is a place."""
     is_last: bool = False
     """Whether a sampler with a state has come to its end: its state may be one of a next loop."""
     given: tuple[int, ...] = ()
     """Later batches that were given before their turn, as with in_order=False."""
+
+
+class Now(NamedTuple):
+    """What was when a state was told. Others may draw from the generators of a loader, as a
+    validation loader does, and workers' batches are pulled ahead of those that are given."""
+
+    own: tuple[str, ...]
+    """The states of the generators of the loader and its samplers."""
+    ahead: int
+    """Batches that were pulled and not given."""
+    has_ended: bool
+    """Whether the sampler has said after these that there are no more."""
 
 
 START = Pulled(0, xxhash.xxh3_64().intdigest())
@@ -210,8 +277,11 @@ START = Pulled(0, xxhash.xxh3_64().intdigest())
 class Order:
     """The batches of indices of one loop. Owned by the thread that iterates over the loader."""
 
-    def __init__(self, loader: Any, resumed: tuple[Begun, Pulled] | None) -> None:
-        """Call it before PyTorch's iterator is made, and `begin` after that."""
+    def __init__(
+        self, loader: Any, resumed: tuple[Begun, Pulled] | None, *, may_be_spent: bool = False
+    ) -> None:
+        """Call it before PyTorch's iterator is made, and `begin` after that. `may_be_spent`: a
+        state of the end of a loop was loaded into the sampler."""
         self._resumed = resumed
         self._outer, self._batch_size = loader.batch_sampler, loader.batch_size or 1
         # Not the loader: one whose workers persist keeps its loop, and they end when it is dropped.
@@ -222,10 +292,19 @@ class Order:
         self._is_lazy = type(index_sampler) in (BatchSampler, *_DRAW_FROM_TORCH)
         self._random = self._find_random() if self._is_lazy else None
         self._stateful = stateful_sampler(loader)
+        self._states = stateful_samplers(loader)
+        self._may_be_spent = may_be_spent
+        # What the sampler said after the batch that was pulled last, and whether that was another
+        # thing each time.
+        self._said: Any = None
+        self._is_place = self._watches = True
         self._dealt = dealt_sampler(loader)
         self._iterator: Iterator[Any] = iter(())
         self._digest = xxhash.xxh3_64()
-        self._num = 0
+        self.num = 0
+        """Batches of indices that were pulled."""
+        self.has_ended = False
+        """Whether the sampler has said that there are no more."""
         self._is_last = False
         self._given = frozenset(() if resumed is None else resumed[1].given)
         # Whether it is known what the first batch is drawn from.
@@ -238,7 +317,8 @@ class Order:
             # One that has nothing for a rank is false.
             sampler = self._dealt
             dealt = None if sampler is None else (sampler.epoch, sampler.num_replicas, 0)
-            self.begun = Begun(own, self._note(lazily=False), None, dealt)
+            said = states_of(self._states)
+            self.begun = Begun(own, self._note(lazily=False), None, dealt, said)
 
     def _find_random(self) -> Any:
         """The sampler that draws one seed of the process and nothing else."""
@@ -247,7 +327,7 @@ class Order:
         return inner if plain and type(inner) is RandomSampler and inner.generator is None else None
 
     def _note(self, *, lazily: bool) -> tuple[tuple[str, str], ...]:
-        if lazily != self._is_lazy or self._stateful is not None:
+        if lazily != self._is_lazy:
             return ()
         return process_states(_process_generators(self._samplers))
 
@@ -262,21 +342,31 @@ class Order:
             return
         begun, pulled = self._resumed
         set_states(self._own, begun.own)
-        if self._stateful is not None and pulled.state is not None:
-            self._stateful.load_state_dict(pulled.state)
+        if self._goes_on(pulled):
+            self._stateful.load_state_dict(copy.deepcopy(pulled.state))
+        else:
+            load_states(self._states, begun.states)
         with as_it_was(begun.process):
             yield
 
-    def begin(self, iterator: Iterator[Any], *, was_pulled: bool) -> None:
+    def _goes_on(self, pulled: Pulled) -> bool:
+        """Whether the sampler itself goes on from there."""
+        return self._stateful is not None and pulled.state is not None
+
+    def begin(self, iterator: Iterator[Any], now: Now | None, *, was_pulled: bool) -> None:
         """The iterator over the sampler; inside `beginning`. Raises `ResumeError`.
 
         `was_pulled`: whether batches were pulled before the first one was given, as for workers."""
         self._iterator = iterator
         if self._resumed is None:
+            if self._may_be_spent:
+                self._iterator = self._unspent(iterator)
             return
         begun, pulled = self._resumed
-        if self._stateful is not None and pulled.state is not None:
-            self._num, self._is_last = pulled.num, pulled.is_last
+        if self._goes_on(pulled):
+            # That it is a place was seen before; the digest is not gone on with.
+            self.num, self._is_last, self._watches = pulled.num, pulled.is_last, False
+            self._said = pulled.state
             if pulled.is_last:
                 self._iterator = self._over(pulled.state)
             return
@@ -287,17 +377,37 @@ class Order:
             self._iterator = self._seeded(begun.seed)
         for name, state in begun.process if self._is_lazy else ():
             set_generator_state(_PROCESS[name], state)
-        for _ in range(pulled.num):
-            self._pull()
-        if was_pulled and not pulled.num:
+        if begun.states:
+            # These may be of the end of the loop before.
+            self._iterator = self._unspent(self._iterator)
+        self._pull_again(pulled.num)
+        if now is not None:
+            # As far as it was, before it goes on with what others have left of the generators.
+            ahead = list(islice(self._iterator, now.ahead + now.has_ended))
+            self._iterator = chain(ahead, self._iterator)
+            set_states(self._own, now.own)
+        elif was_pulled and not pulled.num:
             # Drawn with the generators as they were, and not as they are when it is given.
             self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
         if self._digest.intdigest() != pulled.digest:
-            raise ResumeError(
-                "the sampler gives other samples than before the state was taken: give it a "
-                "generator attribute, or state_dict() and load_state_dict(state); and a state is "
-                "one of the rank whose sampler it was"
-            )
+            raise _other_samples()
+
+    def _pull_again(self, num: int) -> None:
+        for _ in range(num):
+            try:
+                self._pull()
+            except StopIteration:
+                raise _other_samples() from None
+
+    def _unspent(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """A sampler may say of its end that it has given all: what comes next is then nothing, and
+        after that all of it."""
+        first = next(iterator, _NOTHING)
+        if first is _NOTHING:
+            yield from self._samplers[0]
+        else:
+            yield first
+            yield from iterator
 
     def _over(self, state: Any) -> Iterator[Any]:
         """Nothing: and what a sampler was told meanwhile, as trainers tell an epoch, is nothing for
@@ -344,8 +454,7 @@ class Order:
             ranks, num = sampler.num_replicas, 0
         self.begun = self.begun._replace(dealt=(epoch, ranks, had))
         self._iterator = self._in_batches(_rest_of(sampler, had))
-        for _ in range(num):
-            self._pull()
+        self._pull_again(num)
 
     # ---- batches of indices
 
@@ -356,7 +465,7 @@ class Order:
         if not self._is_noted:
             self._note_first()
         indices = self._pull()
-        while self._num - 1 in self._given:
+        while self.num - 1 in self._given:
             indices = self._pull()
         return indices
 
@@ -373,25 +482,32 @@ class Order:
         self.begun = self.begun._replace(seed=seed)
 
     def _pull(self) -> Any:
-        indices = next(self._iterator)
-        self._num += 1
-        if self._stateful is not None:
-            # A shorter batch: whoever made it has seen the end.
-            sizes = [part.batch_size for part in self._samplers if type(part) is BatchSampler]
-            self._is_last = any(len(indices) < size for size in sizes)
-        elif self._dealt is None:
+        try:
+            indices = next(self._iterator)
+        except StopIteration:
+            self.has_ended = True
+            raise
+        self.num += 1
+        if self._dealt is None:
             self._digest.update(_bytes_of(indices))
+        if self._stateful is not None:
+            before, (self._said,) = self._said, states_of([self._stateful])
+            if self.num > 1 and self._watches:
+                self._is_place &= not _are_same(before, self._said)
+            # A shorter batch: whoever made it has seen the end.
+            is_batched = type(self._outer) is BatchSampler
+            self._is_last = is_batched and len(indices) < self._outer.batch_size
         return indices
 
     @property
     def pulled(self) -> Pulled:
         """Where it stands."""
-        given = tuple(sorted(number for number in self._given if number >= self._num))
-        if self._stateful is None:
-            return Pulled(self._num, self._digest.intdigest(), given=given)
-        # The sampler goes on, and may change what it said.
-        state = copy.deepcopy(self._stateful.state_dict())
-        return Pulled(self._num, START.digest, state, self._is_last, given)
+        given = tuple(sorted(number for number in self._given if number >= self.num))
+        # Of one batch nobody knows whether the next one would change what is said.
+        is_place = self._is_place and (self.num > 1 or self._is_last or not self._watches)
+        state = self._said if is_place else None
+        is_last = is_place and self._is_last
+        return Pulled(self.num, self._digest.intdigest(), state, is_last, given)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -400,8 +516,24 @@ class Order:
         if self._dealt is None or self.begun.dealt is None:
             return 0, 0
         _, ranks, had = self.begun.dealt
-        before = (self._num - 1) * self._batch_size
+        before = (self.num - 1) * self._batch_size
         return had + before * ranks + self._dealt.rank, ranks
+
+
+def _other_samples() -> ResumeError:
+    return ResumeError(
+        "the sampler gives other samples than before the state was taken: give it a generator "
+        "attribute, or state_dict() and load_state_dict(state). A state is one of the rank whose "
+        "sampler it was; and of a sampler that draws from PyTorch's, NumPy's or Python's own "
+        "generators it is one with as many workers"
+    )
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two states are, as far as can be told."""
+    with contextlib.suppress(Exception):
+        return bool(one == other)
+    return repr(one) == repr(other)
 
 
 def _bytes_of(indices: Any) -> Any:

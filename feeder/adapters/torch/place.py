@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from typing import Any, NamedTuple
 
 from feeder.adapters.torch.feed_loader import STATES
-from feeder.adapters.torch.order import START, Begun, Pulled
+from feeder.adapters.torch.order import START, Begun, Now, Pulled
 
 Reader = tuple[int, bytes | None, bool]
 """Where the iterable of a worker stands: the batches that it has given, its state after them, and
@@ -32,6 +32,8 @@ class Mark(NamedTuple):
     is_kept: bool = False
     """Whether the loop's workers are those of a loop before, which persist: then PyTorch draws no
     seed for them."""
+    now: Now | None = None
+    """In a loop: what was when this was told."""
 
 
 def write(mark: Mark) -> dict[str, Any]:
@@ -42,7 +44,11 @@ def write(mark: Mark) -> dict[str, Any]:
         "batches": mark.num,
         "step": mark.step,
         "seed": mark.seed,
-        "generators": {"own": list(begun.own), "process": dict(begun.process)},
+        "generators": {
+            "own": list(begun.own), "process": dict(begun.process)
+        },
+        "now": None if mark.now is None else list(mark.now),
+        "samplers": [_text(STATES.pack(state)) for state in begun.states],
         "order_seed": begun.seed,
         "dealt": None if begun.dealt is None else list(begun.dealt),
         "pulled": pulled.num,
@@ -62,7 +68,11 @@ def write(mark: Mark) -> dict[str, Any]:
 def read(state: dict[str, Any]) -> Mark:
     """The reverse. Raises `KeyError`, `TypeError` or `ValueError` for what is damaged."""
     sampler, readers, dealt = state["sampler"], state["readers"], state["dealt"]
+    now = state.get("now")
     own, process = state["generators"]["own"], state["generators"]["process"]
+    # A state of an older feeder between two loops has that of its one sampler there.
+    of_one = [] if sampler is None or state["is_begun"] else [sampler]
+    samplers = state.get("samplers", of_one)
     return Mark(
         epoch=int(state["epoch"]),
         num=int(state["batches"]),
@@ -70,6 +80,7 @@ def read(state: dict[str, Any]) -> Mark:
         begun=Begun(
             tuple(own), tuple(process.items()), state["order_seed"],
             None if dealt is None else tuple(dealt),
+            tuple(STATES.unpack(b64decode(said)) for said in samplers),
         ),
         pulled=Pulled(
             int(state["pulled"]), int(state["digest"], 16),
@@ -82,6 +93,7 @@ def read(state: dict[str, Any]) -> Mark:
             for num, at, is_done in readers
         ),
         turn=int(state["turn"]),
+        now=None if now is None else Now(tuple(now[0]), int(now[1]), bool(now[2])),
         is_kept=bool(state["is_kept"]),
     )  # fmt: skip
 

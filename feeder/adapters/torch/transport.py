@@ -150,7 +150,8 @@ def name_samples(indices: Any) -> str:
 def path_to_unpicklable(value: Any, at: str = "batch", depth: int = 0) -> str:
     """Which part of a value it is that cannot be pickled."""
     if isinstance(value, dict):
-        parts = [(f"{at}[{key!r}]", part) for key, part in value.items()]
+        # Of the arguments of a loader only the name.
+        parts = [(f"{at}[{key!r}]" if at else str(key), part) for key, part in value.items()]
     elif isinstance(value, (list, tuple)):
         parts = [(f"{at}[{i}]", part) for i, part in enumerate(value)]
     else:

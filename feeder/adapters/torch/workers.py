@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle  # noqa: TID251  # of what it raises
 import select
 import signal
 import socket
@@ -147,7 +148,15 @@ class Team:
                 return
             arguments = (there, worker.id, self._job)
             worker.process = self._context.Process(target=_spawned, args=arguments, daemon=True)
-            worker.process.start()
+            try:
+                worker.process.start()
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                worker.process = None
+                here.close()
+                raise TypeError(
+                    f"{transport.path_to_unpicklable(self._job._asdict(), '')} cannot be sent to a "
+                    f"DataLoader worker process, which begins by {self._method!r}: {error}"
+                ) from error
             worker.pid = worker.process.pid
 
     def _fork_zygote(self) -> None:
