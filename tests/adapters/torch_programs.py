@@ -20,6 +20,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -271,6 +272,33 @@ class Remembered(tud.Sampler):
         self.epoch, self.at = state["epoch"], state["at"]
 
 
+class Spent(Remembered):
+    """Says of its end that it has given all, until it is iterated over."""
+
+    is_loaded = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.at, self.is_loaded = self.at * self.is_loaded, False
+        while self.at < self.num:
+            self.at += 1
+            yield 7 * self.at % self.num
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.is_loaded = True
+
+
+class Told(Remembered):
+    """Says only which epoch it is in."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.at = 0
+        yield from super().__iter__()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "at": 0}
+
+
 class Outer(tud.Sampler):
     """Wraps another one."""
 
@@ -284,10 +312,35 @@ class Outer(tud.Sampler):
         return len(self.sampler)
 
 
+class Grouped(tud.Sampler):
+    """Reads another one ahead, and gives what it has read in order of size."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.parts = [sampler]
+
+    def __iter__(self) -> Iterator[Any]:
+        inner = iter(self.parts[0])
+        while group := sorted(islice(inner, 5)):
+            yield from group
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+
+class Halves(Outer):
+    """Gives halves of batches."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.sampler:
+            half = len(batch) // 2
+            yield from filter(None, (batch[:half], batch[half:]))
+
+
 SAMPLERS = (
     "none", "shuffle", "shuffle, generator", "sequential", "random", "replacement", "weighted",
     "weighted, generator", "subset", "global random", "global numpy", "global torch", "own random",
-    "own numpy", "remembered", "distributed", "outer random", "outer outer global numpy",
+    "own numpy", "remembered", "distributed", "outer random", "outer outer global numpy", "spent",
+    "told", "grouped remembered", "grouped own random", "grouped weighted, generator",
 )  # fmt: skip
 
 
@@ -295,6 +348,8 @@ def make_sampler(kind: str, num: int, seed: int) -> Any:
     """A sampler, new; `seed` is that of generators of its own."""
     if kind.startswith("outer "):
         return Outer(make_sampler(kind.removeprefix("outer "), num, seed))
+    if kind.startswith("grouped "):
+        return Grouped(make_sampler(kind.removeprefix("grouped "), num, seed))
     generator = torch.Generator().manual_seed(seed)
     weights = torch.ones(num)
     match kind:
@@ -310,8 +365,8 @@ def make_sampler(kind: str, num: int, seed: int) -> Any:
             return tud.WeightedRandomSampler(weights, num, generator=generator)
         case "subset":
             return tud.SubsetRandomSampler(range(0, num, 2))
-        case "remembered":
-            return Remembered(num)
+        case "remembered" | "spent" | "told":
+            return {"remembered": Remembered, "spent": Spent, "told": Told}[kind](num)
         case "distributed":
             return tud.DistributedSampler(range(num), 2, 1, shuffle=True, seed=5)
     how, of = kind.split()
@@ -337,6 +392,8 @@ class Program:
     persistent: bool
     fails_at: int | None
     error: str
+    shares: bool
+    """Whether others draw from the loader's generator, too."""
     actions: tuple[tuple[str, Any], ...]
 
     @property
@@ -383,7 +440,8 @@ def make_loader(program: Program, cls: Any, seed: int, **changed: Any) -> Any:
         named["sampler"] = make_sampler(program.sampler, program.num, seed)
     if program.batches != "size" and "sampler" in named and program.batch_size is not None:
         inner = tud.BatchSampler(named.pop("sampler"), program.batch_size, program.drop_last)
-        named["batch_sampler"] = Outer(inner) if program.batches == "outer" else inner
+        outer = {"outer": Outer, "halves": Halves}.get(program.batches)
+        named["batch_sampler"] = inner if outer is None else outer(inner)
         return cls(data, **named)
     return cls(data, program.batch_size, drop_last=program.drop_last, **named)
 
@@ -501,6 +559,9 @@ class Run:
                 continue
             self.log.append(plain(batch))
             num += 1
+            for part in (self.loader, self.loader.sampler) if self.program.shares else ():
+                if (generator := getattr(part, "generator", None)) is not None:
+                    torch.rand((), generator=generator)
             self._save(number, num)
             if self.strikes and num == 1:
                 worker = iterator._team.workers[-1]
@@ -547,6 +608,9 @@ class Run:
 def _essence(error: Exception) -> str:
     """What an error says of the user's own one: not the processes, numbers and traceback."""
     text = str(error)
+    # In workers PyTorch stacks into a storage, which may be the first thing that does not fit.
+    if "stack expects each tensor" in text or "resize storage that is not" in text:
+        return "uneven"
     return text.rstrip().splitlines()[-1].strip() if "Original Traceback" in text else text
 
 
@@ -572,7 +636,7 @@ def programs(draw: Any, most_workers: int) -> Program:
         num=draw(st.integers(1, 23)),
         item=draw(st.sampled_from(tuple(RAGGED if is_ragged else ITEMS))),
         sampler=draw(st.sampled_from(SAMPLERS)),
-        batches=draw(st.sampled_from(("size", "size", "sampler", "outer"))),
+        batches=draw(st.sampled_from(("size", "size", "sampler", "outer", "halves"))),
         batch_size=draw(st.sampled_from((1, 2, 3, 4, 7, None))),
         drop_last=draw(st.booleans()),
         collate=collate,
@@ -580,6 +644,7 @@ def programs(draw: Any, most_workers: int) -> Program:
         persistent=draw(st.booleans()),
         fails_at=draw(st.sampled_from((None, None, None, 0, 3, 5))),
         error=draw(st.sampled_from(("value", "key", "own", "stop"))),
+        shares=draw(st.booleans()),
         actions=tuple(actions),
     )
 
@@ -589,6 +654,10 @@ def valid(program: Program) -> Program:
     that persist after a loop that was left."""
     if program.data == "stream epochs" and any(value for _, value in program.actions):
         program = dataclasses.replace(program, persistent=False)
+    if program.sampler == "spent":
+        # After a loop that was left it begins anew, and with its state it does not.
+        actions = tuple(one for one in program.actions if one[0] != "two" and not one[1])
+        program = dataclasses.replace(program, actions=actions)
     if program.batch_size is None:
         return dataclasses.replace(program, drop_last=False)
     return program

@@ -161,6 +161,15 @@ class _Loop(theirs._BaseDataLoaderIter):
         return Mark(epoch, num, step)
 
 
+def _make_without_seed(loader: Any, make: Callable[[Any], None]) -> None:
+    """PyTorch's iterator, of a loop for which PyTorch drew no seed: its workers had persisted."""
+    own = own_generators(loader)
+    before = tuple(map(generator_state, own))
+    with as_it_was(()):
+        make(loader)
+    set_states(own, before)
+
+
 class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
     """A loop in the caller's own thread: nothing is read ahead, and all draws are from the caller's
     generators."""
@@ -175,7 +184,10 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
 
     def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
         if not self._is_iterable:
-            make(loader)
+            if at.is_kept:
+                _make_without_seed(loader, make)
+            else:
+                make(loader)
             self._pull_from(at)
             self._dataset_fetcher = _Samples(
                 self._dataset, self._auto_collation, self._collate_fn, self._drop_last
@@ -320,11 +332,7 @@ class WorkerLoop(_Loop):
         # PyTorch iterates over the sampler when a loop begins. To begin workers, it does so twice
         # and draws their seed in between. A resumed loop draws what it drew when it began first.
         if is_new and self._is_kept:
-            own = own_generators(loader)
-            before = tuple(map(generator_state, own))
-            with as_it_was(()):
-                make(loader)
-            set_states(own, before)
+            _make_without_seed(loader, make)
         else:
             if not is_new and not self._is_kept:
                 iter(self._index_sampler)
