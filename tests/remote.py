@@ -323,29 +323,6 @@ def drawn_sample(info: sources.SampleInfo) -> tuple[int, float, float]:
     return info.idx_in_epoch, random.random(), float(np.random.random_sample())
 
 
-class Walk:
-    """A stateful iterator over a worker's numbers."""
-
-    def __init__(self, worker_id: int, epoch: int) -> None:
-        self.numbers = list(range(worker_id, 23, 2))
-        self.at, self.epoch = 0, epoch
-
-    def __iter__(self) -> Walk:
-        return self
-
-    def __next__(self) -> tuple[int, int]:
-        if self.at == len(self.numbers):
-            raise StopIteration
-        self.at += 1
-        return self.numbers[self.at - 1], self.epoch
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at, self.epoch = state["at"], state["epoch"]
-
-
 # ---- What a process says
 
 

@@ -93,6 +93,29 @@ class Seekable(Counted):
         self.calls[worker_id] = cursor
 
 
+class Walk:
+    """An iterator that says where it stands, over what `item` makes of the numbers below `num`."""
+
+    def __init__(self, num: int, item: Callable[[int], Any] = int) -> None:
+        self.num, self.item = num, item
+        self.at = 0
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> Any:
+        if self.at >= self.num:
+            raise StopIteration
+        self.at += 1
+        return self.item(self.at - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
 class Held:
     """`fetch(worker_id, batch_size)` that blocks until the test releases it.
 

@@ -33,6 +33,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import feeder
 from feeder.adapters.torch import FeedLoader
+from small import Walk
 
 NUM = 23
 SIZE = 4
@@ -547,11 +548,11 @@ def test_a_sampler_of_another_length_or_order_is_refused() -> None:
 # ---- iterables, sources, functions, feeds
 
 
-class Again:
-    """Its own iterator, which begins anew when it is asked for one."""
+class Again(Walk):
+    """Begins anew when it is asked for an iterator."""
 
     def __init__(self, *worker: int) -> None:
-        self.at = 0
+        super().__init__(NUM)
 
     def __len__(self) -> int:
         return NUM
@@ -559,18 +560,6 @@ class Again:
     def __iter__(self) -> Again:
         self.at = 0
         return self
-
-    def __next__(self) -> int:
-        if self.at == NUM:
-            raise StopIteration
-        self.at += 1
-        return self.at - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
 
 
 def test_what_is_its_own_iterator_is_asked_for_one_once_in_an_epoch() -> None:

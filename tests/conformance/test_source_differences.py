@@ -11,6 +11,7 @@ import pytest
 
 from feeder import Call, ConfigError, Coordinator, ResumeError, init_data_input_workers, sources
 from needs import needs
+from small import Walk
 from stores import encoded, picture, write_lmdb
 
 NUM_RECORDS = 23
@@ -100,26 +101,6 @@ def test_a_changed_order_is_refused_with_each_difference(
     assert told(numbers(**now), position) == differences
 
 
-class Walk:
-    """A stateful iterator."""
-
-    def __init__(self, worker_id: int) -> None:
-        self.at = worker_id
-
-    def __iter__(self) -> Walk:
-        return self
-
-    def __next__(self) -> int:
-        self.at += 1
-        return self.at
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
 def tokens(path: Path, **changes: Any) -> sources.Source:
     np.arange(200, dtype=np.uint16).tofile(path / "tokens.bin")
     return sources.tokens(path / "tokens.bin", **{"seq_len": 5, "dtype": np.uint16, **changes})
@@ -130,7 +111,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "tokens": tokens,
     "samples": lambda path: sources.samples(lambda info: info.idx_in_epoch, NUM_RECORDS),
     "records": lambda path: sources.records(list(range(NUM_RECORDS))),
-    "iterable": lambda path: sources.iterable(Walk),
+    "iterable": lambda path: sources.iterable(lambda worker_id: Walk(NUM_RECORDS)),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from types import FrameType
@@ -25,6 +25,7 @@ from conformance.served import TRANSPORTS, running_over
 from feeds import CARRIERS, Record, assert_same, note, note_columns
 from fetches import Pure, Replay, Seek, Sizes, no_pause, shaky
 from naive import START, At, NaiveBatch, NaiveStream, naive_chunks, naive_dealing
+from small import Walk
 from standin.gpu import Machine, assert_sound, installed
 
 NUM_WORKERS = 3
@@ -134,28 +135,6 @@ class Source(Even):
         return self.totals[epoch]
 
 
-class Items:
-    """An iterator that says where it stands."""
-
-    def __init__(self, sizes: Sizes, make: Callable[[int, int], Any]) -> None:
-        self.sizes, self.make, self.at = sizes, make, 0
-
-    def __iter__(self) -> Items:
-        return self
-
-    def __next__(self) -> Any:
-        if self.at == len(self.sizes):
-            raise StopIteration
-        self.at += 1
-        return self.make(self.at - 1, self.sizes[self.at - 1])
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
 ORDERS = ("ticket", "arrival")
 PURE = {"pure": Draws, "in order": InOrder, "even": Even, "source": Source}
 RINGS = ("replay", "seek", "iterable")
@@ -249,13 +228,12 @@ class Stream(NamedTuple):
             totals = [sum(chain(*sizes)) for sizes in self.epochs]  # type: ignore[arg-type]
             return PURE[self.form](totals, of_call, self.per_call, ways)
         if self.form == "iterable" and not is_naive:
-            return feeder.sources.iterable(
-                lambda worker_id, epoch: Items(
-                    self._sizes(worker_id, epoch),
-                    lambda call, rows: of_worker(worker_id, epoch, call, rows),
-                ),
-                batched=True,
-            )
+
+            def items(worker_id: int, epoch: int) -> Walk:
+                sizes = self._sizes(worker_id, epoch)
+                return Walk(len(sizes), lambda call: of_worker(worker_id, epoch, call, sizes[call]))
+
+            return feeder.sources.iterable(items, batched=True)
         kind = PURE.get(self.form) or (Seek if self.form == "seek" else Replay)
         made = kind(self._sizes)
         made.make = of_call if self.form in PURE else of_worker

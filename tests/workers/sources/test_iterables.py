@@ -9,28 +9,7 @@ import pytest
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import IterableSource, RecordError, iterable
-
-
-class Count:
-    """An iterator that has the state methods itself."""
-
-    def __init__(self, stop: int, worker_id: int = 0, epoch: int = 0) -> None:
-        self.at, self.stop, self.base = 0, stop, 1000 * epoch + 100 * worker_id
-
-    def __iter__(self) -> Count:
-        return self
-
-    def __next__(self) -> int:
-        if self.at == self.stop:
-            raise StopIteration
-        self.at += 1
-        return self.base + self.at - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+from small import Walk
 
 
 class Counts:
@@ -45,7 +24,7 @@ class Counts:
             yield self.at - 1
         self.at = 0
 
-    state_dict, load_state_dict = Count.state_dict, Count.load_state_dict
+    state_dict, load_state_dict = Walk.state_dict, Walk.load_state_dict
 
 
 def take(source: IterableSource, num_calls: int, worker_id: int = 0, size: int = 3) -> list[Any]:
@@ -61,8 +40,8 @@ def take(source: IterableSource, num_calls: int, worker_id: int = 0, size: int =
     return taken
 
 
-def of_worker(worker_id: int, epoch: int) -> Count:
-    return Count(7, worker_id, epoch)
+def of_worker(worker_id: int, epoch: int) -> Walk:
+    return Walk(7, lambda i: 1000 * epoch + 100 * worker_id + i)
 
 
 def test_each_worker_has_an_iterator_for_each_epoch() -> None:
@@ -74,7 +53,7 @@ def test_each_worker_has_an_iterator_for_each_epoch() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 7, 10])
-@pytest.mark.parametrize("factory", [of_worker, lambda: Count(7), lambda: Counts(7)])
+@pytest.mark.parametrize("factory", [of_worker, lambda: Walk(7), lambda: Counts(7)])
 def test_a_fresh_source_goes_on_at_any_cursor(factory: Any, size: int) -> None:
     whole = take(iterable(factory), 9, size=size)
     for calls in range(9):
@@ -89,9 +68,9 @@ def test_a_fresh_source_goes_on_at_any_cursor(factory: Any, size: int) -> None:
 
 
 def test_an_iterator_that_begins_anew_after_its_end_is_not_asked_again() -> None:
-    class Round(Count):
+    class Round(Walk):
         def __next__(self) -> int:
-            if self.at == self.stop:
+            if self.at == self.num:
                 self.at = 0
                 raise StopIteration
             return super().__next__()
@@ -106,17 +85,17 @@ def test_a_collate_function_does_not_end_the_epoch() -> None:
     with pytest.raises(
         RecordError, match=r"^worker 1, sample 0 of the call and on: collate raised"
     ):
-        iterable(lambda: Count(4), collate=ends)(1, 3)
+        iterable(lambda: Walk(4), collate=ends)(1, 3)
 
 
 def test_several_workers_do_not_give_the_same_samples() -> None:
-    source = iterable(lambda: Count(7))
+    source = iterable(lambda: Walk(7))
     assert take(source, 1) == [[0, 1, 2]]
     with pytest.raises(
         ConfigError, match=r"takes no worker_id, and workers \[0, 3\] would all give"
     ):
         source(3, 3)
-    resumed = iterable(lambda: Count(7))
+    resumed = iterable(lambda: Walk(7))
     resumed.seek(1, source.cursor(0))
     with pytest.raises(ConfigError, match="takes no worker_id"):
         resumed.seek(2, source.cursor(0))
