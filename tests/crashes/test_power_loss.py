@@ -1,14 +1,18 @@
-"""When the power goes, all that was acknowledged is there; the model would see if it were not."""
+"""When the power goes, or a process that saves is killed, all that was acknowledged is there; the
+model would see if it were not."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pytest
 
 from crashes.disk import ROOT, Disk
 from crashes.power import lose_power
 from feeder import durable
+from project import TESTS
 
 pytestmark = pytest.mark.served
 
@@ -46,3 +50,13 @@ def test_a_file_that_is_replaced_is_the_old_or_the_new_one_whole() -> None:
             is_whole = len(data) == 50 and data == data[:1] * 50
             found.add(is_whole and data[0] >= max(told, default=0))
         assert found == ({True} if syncs else {True, False})
+
+
+@pytest.mark.process
+def test_some_kills_lose_nothing() -> None:
+    """In a process of its own, which has no threads."""
+    env = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    command = [sys.executable, "-m", "crashes.command", "--states", "0", "--kills", "20"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("0 states and 20 kills, 0 failures\n"), done.stdout

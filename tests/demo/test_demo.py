@@ -1,8 +1,10 @@
-"""The demo: it ends with 0 where the disturbed run is equal, and with 1 where anything differs."""
+"""The demo: it ends with 0 where the disturbed run is equal, and with 1 where anything differs; and
+the digits that come with it."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import os
 import re
@@ -18,6 +20,7 @@ import pytest
 
 import demo
 from demo import supervisor
+from demo.digits import load_digits
 from demo.runs import EVERYBODY, SERVER, Kill, Life, Result, Run, Step, Training
 from needs import needs
 
@@ -160,3 +163,15 @@ def test_bad_options_end_with_2(argument: str, capsys: pytest.CaptureFixture[str
         demo.main([argument])
     assert stopped.value.code == 2
     assert argument.partition("=")[0] in capsys.readouterr().err
+
+
+SOURCE_SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
+
+
+@pytest.mark.served
+def test_digits_are_as_in_their_source() -> None:
+    """The checksum of the source's table: one line a row, 64 pixels and the label in decimals."""
+    images, labels = load_digits()
+    table = np.column_stack([images.reshape(-1, 64), labels])
+    text = "".join(",".join(map(str, row)) + "\n" for row in table.tolist())
+    assert hashlib.sha256(text.encode()).hexdigest() == SOURCE_SHA256

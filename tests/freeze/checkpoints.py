@@ -9,7 +9,7 @@ import feeder
 import jobs
 from conformance.golden import make_feed, write, write_jobs
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
-from freeze.digests import digest
+from freeze.runs import digest
 
 
 def contents(path: Path) -> Any:

@@ -48,7 +48,7 @@ CORE = {
         *_STREAM,
     ),
     "workers/stream/rounds.py": (
-        "tests/workers/stream/test_rounds.py",
+        "tests/workers/stream/test_shares.py",
         "tests/workers/stream/test_assembler.py",
         *_SERVER,
         *_STREAM,

@@ -1,4 +1,5 @@
-"""Which batches a rank makes: together they are all, in one order, with any numbers of ranks."""
+"""Which batches a rank makes: together they are all, in one order, with any numbers of ranks. And
+the numbers of batches where rounds end with epochs."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeder.workers.stream.rounds import Counting
 from feeder.workers.stream.shares import Place, Share
 
 COUNTS = st.integers(0, 40)
@@ -62,3 +64,32 @@ def test_the_order_stays_with_any_number_of_ranks_any_number_of_times(
     assert set(seen[num_batches:]) <= {num_batches - 1}
     assert place.step == steps
     assert place.after_epoch() == Place(1, 0, place.step)
+
+
+NUMS = st.integers(1, 20)
+STEPS = st.integers(0, 400)
+
+
+@given(
+    num=NUMS,
+    places=st.lists(st.tuples(st.integers(0, 9), STEPS), min_size=2, max_size=2),
+    begins=STEPS,
+)
+def test_each_epoch_begins_with_a_round_where_rounds_end_with_epochs(
+    num: int, places: list[tuple[int, int]], begins: int
+) -> None:
+    """A number grows with the place, and tells its epoch, its round in that and its queue."""
+    counting = Counting(num, per_epoch=True)
+    numbers = [counting.number(Place(epoch, index, 0)) for epoch, index in places]
+    assert (numbers[0] < numbers[1]) == (places[0] < places[1])
+    for number, (epoch, index) in zip(numbers, places, strict=True):
+        first = counting.number(Place(epoch, 0, 0))
+        assert counting.queue(number) == index % num
+        assert counting.round(number) - counting.round(first) == index // num
+        assert counting.after_epoch(number) == counting.round(
+            counting.number(Place(epoch + 1, 0, 0))
+        )
+        # Where a round begins elsewhere, it does so in that epoch alone.
+        shifted = counting._replace(begins=counting.number(Place(5, begins, 0)))
+        into = index - begins if epoch == 5 else index
+        assert shifted.queue(number) == into % num
