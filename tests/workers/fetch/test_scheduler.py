@@ -53,18 +53,6 @@ def test_chunk_lists_without_rows_are_bounded_by_their_number() -> None:
     assert pick(scheduler) is partition
 
 
-def test_a_pure_stream_ends_when_nobody_calls_an_index_any_more() -> None:
-    scheduler = make_scheduler(2, pure=True)
-    first, second = scheduler.partitions
-    for partition in scheduler.partitions:
-        hold(scheduler, partition)
-    assert not give_back(scheduler, first, End(None))
-    # The index of the other is beyond the end; its call is still under way.
-    assert first.epoch == 0
-    assert give_back(scheduler, second)
-    assert (first.epoch, second.epoch, second.next) == (1, 1, 0)
-
-
 def test_only_calls_of_batches_that_have_a_slot_are_made() -> None:
     """Of two partitions the calls 0, 2, 4 and 1, 3, 5: those before call 3 of epoch 0 may be made,
     and all of another epoch."""

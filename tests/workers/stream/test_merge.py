@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import numpy as np
@@ -52,22 +50,3 @@ def test_rows_beyond_the_end_are_counted_out() -> None:
     assert isinstance(run, MergedChunks)
     assert isinstance(end, EpochEnd)
     assert merge.discarded_rows == sum(rows_of((0, 1, call)) for call in range(4))
-
-
-def test_nothing_is_left_behind_that_refers_to_a_chunk() -> None:
-    """The assembler passes an array on only where nobody else holds it."""
-    merge = make_merge(Partitions(num_partitions=2, pure=False, arrival=False), 1)
-    refs = []
-    for partition in range(2):
-        arrays = [(np.full((2, 3), i, np.int64),) for i in range(3)]
-        refs += [weakref.ref(chunk[0]) for chunk in arrays]
-        merge.push([ChunkList(partition, 0, 0, arrays, None, None)])
-        del arrays
-    num_alive = []
-    while (run := merge.next()) is not None:
-        assert isinstance(run, MergedChunks)
-        for column in run.columns:
-            column.clear()
-        gc.collect()
-        num_alive.append(sum(ref() is not None for ref in refs))
-    assert num_alive[-1] == 0
