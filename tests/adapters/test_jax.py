@@ -52,10 +52,6 @@ def loader(**settings: Any) -> FeedLoader:
     return FeedLoader(Numbers(), SIZE, shuffle=True, **settings)
 
 
-def numbers(batches: Any) -> list[list[int]]:
-    return [batch["i"].tolist() for batch in batches]
-
-
 def test_batches_are_arrays_over_the_sharding() -> None:
     batches = global_batches(loader(epochs=1), sharding())
     batch = next(batches)

@@ -1,17 +1,24 @@
-"""The harness of the benchmarks counts and compares rightly, and each load runs."""
+"""The harness of the benchmarks counts and compares rightly, and each load runs. The page of
+figures on GPUs says what was run and nothing else."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import logging
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+from project import ROOT, TESTS
+
+SCRIPTS = ROOT / "scripts"
 
 
 @pytest.fixture
@@ -57,3 +64,33 @@ def test_served_rows_run_and_are_written(
     assert told.keys() == {"copy 8 KB", "small, credit 64"}
     assert all(row["samples"][0]["cpu_s"] > 0 for row in told.values())
     assert "copy 8 KB: " in capsys.readouterr().out
+
+
+# ---- figures on GPUs
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module("benchmarks.gpu_page")
+
+
+@pytest.mark.process
+def test_every_row_is_told_by_a_goal_or_a_test_that_there_is(page: ModuleType) -> None:
+    sources = "".join(path.read_text() for path in (TESTS / "gpu").glob("test_*.py"))
+    tests = set(re.findall(r"def (test_\w+)", sources))
+    rows = {row.name for row in importlib.import_module("benchmarks.gpu").LOAD.rows}
+    for _, _, names in page.ROWS:
+        for name in names:
+            assert name in tests or getattr(name, "row", None) in rows, name
+
+
+@pytest.mark.process
+def test_every_case_of_the_benchmark_runs_over_a_stand_in(page: ModuleType) -> None:
+    paths = [str(SCRIPTS), str(ROOT), str(TESTS)]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "from standin import bench; bench.main()"], cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

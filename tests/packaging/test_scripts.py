@@ -1,16 +1,20 @@
-"""The scripts and the CI run: they can be started and say what is wrong."""
+"""What the house asks for that no linter can say: scripts and the CI run can be started and say
+what is wrong, and no array of objects is ever unpickled."""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from project import ROOT
+
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[2]
 COMMANDS = [
     "scripts/bench",
     "scripts/check",
@@ -45,3 +49,22 @@ def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"{tmp_path} is not a virtual environment: move it away" in done.stderr
     assert (tmp_path / "thesis.txt").exists()
+
+
+ROOMS = ("examples", "feeder", "workers")
+LIBRARY = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+
+
+def unpickling(source: str) -> Iterator[int]:
+    """Yield the lines that let NumPy unpickle."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.keyword(arg="allow_pickle", value=value) if ast.unparse(value) != "False":
+                yield node.lineno
+
+
+def test_no_array_of_objects_is_unpickled() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in LIBRARY} >= {"feeder", "workers"}
+    assert [path for path in LIBRARY if list(unpickling(path.read_text()))] == []
+    assert list(unpickling("a = 1\nnp.load(path, allow_pickle=True)")) == [2]
+    assert list(unpickling("np.load(path, allow_pickle=False)  # never pickle")) == []

@@ -19,7 +19,6 @@ from executors.actors.test_streams import FORMS_AND_WAYS
 from feeder import FetchError, RayActors
 from feeder.executors import scaling
 from feeder.executors.actors import DATA, ActorPool
-from feeder.executors.scaling import Scaling
 from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
 from lineage import WAIT_S, ends_of
@@ -210,10 +209,3 @@ def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPat
                 threading.Event().wait(0.02)
     assert most > 1 and len(got) < 4000
     assert_same(got, drain(remote.many, most=len(got), **settings))
-
-
-def scale(pool: ActorPool, wanted: int) -> None:
-    """Have so many actors, as the verdict would."""
-    with pool._lock:
-        pool._scaling = Scaling(wanted, wanted)
-        pool._fill_up()
