@@ -18,11 +18,9 @@ from conformance.served import reading, serving
 from feeder.service.net import connection as connection_module
 from feeder.service.net.addresses import Address
 from feeder.service.net.keys import make_keys
-from small import Aside, Pure, make
+from small import WAIT_S, Aside, Pure, make, wait_until
 
 pytestmark = pytest.mark.served
-
-WAIT_S = 10.0
 
 
 @contextlib.contextmanager
@@ -172,14 +170,10 @@ def free_port() -> int:
 def test_a_consumer_that_is_connected_to_itself_waits_for_a_server(to_itself: list[str]) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     waiting = Aside(lambda: feeder.connect(address, timeout=2 * WAIT_S))
-    for _ in range(int(WAIT_S / 0.01)):
-        if len(to_itself) >= 3:
-            break
-        waiting._thread.join(0.01)
+    wait_until(lambda: len(to_itself) >= 3)
     # The port is free at once: nothing of those connections is left.
     with feeder.serve(lambda: make(Pure(5, rows=4)), address), waiting.result() as consumer:
         assert [batch.step for batch in consumer] == list(range(5))
-    assert len(to_itself) >= 3
 
 
 # ---- without a position
