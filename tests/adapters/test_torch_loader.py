@@ -34,6 +34,7 @@ from torch.utils.data.distributed import DistributedSampler
 import feeder
 from feeder.adapters.torch import FeedLoader
 from small import Walk
+from small import make as make_feed
 
 NUM = 23
 SIZE = 4
@@ -127,6 +128,12 @@ def test_the_arguments_are_those_of_dataloader_in_its_order() -> None:
         ({"seed": 1, "generator": torch.Generator()}, "seed and generator"),
         ({"seed": -1}, "seed is -1"),
         ({"rank": 0, "world_size": 9, "drop_last": True}, "nothing is left"),
+        ({"rank": "0", "world_size": "2"}, "rank is '0', expected a whole number"),
+        ({"rank": 0, "world_size": 2.0}, "world_size is 2.0, expected a whole number"),
+        ({"epochs": 0}, "epochs is 0, expected a whole number of at least 1"),
+        ({"epochs": "2"}, "epochs is '2', expected a whole number"),
+        ({"batch_size": 2.0}, "batch_size is 2.0, expected a whole number"),
+        ({"batch_size": 40, "drop_last": True}, "an epoch has 0 whole batches"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], said: str) -> None:
@@ -605,9 +612,7 @@ def fetch(call: feeder.Call) -> Any:
 
 
 def feeds() -> feeder.Coordinator:
-    return feeder.init_data_input_workers(
-        ["x", "y"], fetch, SIZE, epochs=3, coordinator=feeder.Coordinator()
-    )
+    return make_feed(fetch, ["x", "y"], SIZE, epochs=3)
 
 
 def test_a_feed_is_looped_over_by_epoch() -> None:

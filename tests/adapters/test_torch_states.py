@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -318,22 +317,3 @@ def test_a_state_that_no_position_can_hold_is_named() -> None:
     ours = FeedLoader(range(NUM), SIZE, sampler=Odd("numpy"))
     with pytest.raises((feeder.FeedError, TypeError), match="cannot save object"):
         next(iter(ours))
-
-
-# ---- numbers
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"rank": "0", "world_size": "2"}, "rank is '0', expected a whole number"),
-        ({"rank": 0, "world_size": 2.0}, "world_size is 2.0, expected a whole number"),
-        ({"epochs": 0}, "epochs is 0, expected a whole number of at least 1"),
-        ({"epochs": "2"}, "epochs is '2', expected a whole number"),
-        ({"batch_size": 2.0}, "batch_size is 2.0, expected a whole number"),
-        ({"batch_size": 40, "drop_last": True}, "an epoch has 0 whole batches"),
-    ],
-)
-def test_numbers_are_whole(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(feeder.ConfigError, match=re.escape(said)):
-        FeedLoader(range(NUM), **{"batch_size": SIZE, **settings})

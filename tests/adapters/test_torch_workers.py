@@ -175,13 +175,6 @@ def test_a_loop_that_is_left_leaves_no_process(persistent: bool) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_two_iterators_are_independent() -> None:
-    loader = DataLoader(ROWS, 4, num_workers=1)
-    assert [[a.tolist(), b.tolist()] for a, b in zip(loader, loader, strict=True)] == [
-        [ROWS[i : i + 4]] * 2 for i in range(0, 24, 4)
-    ]
-
-
 def test_a_forked_child_does_not_read_its_parents_batches() -> None:
     iterator = iter(DataLoader(ROWS, 4, num_workers=1))
     next(iterator)

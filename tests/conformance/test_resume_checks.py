@@ -148,24 +148,20 @@ def test_what_is_compared_counts_in_the_bound_until_it_is(dont_rebatch: bool) ->
         assert (stats["buffered_rows"], stats["buffered_bytes"]) == (0, 0)
 
 
-class InEpochs(Pure):
-    """Pure, with epochs of three chunks, the last of which is short."""
+class ThreeCalls:
+    """Epochs of three chunks, the last of which is short."""
 
     def __call__(self, call: feeder.Call) -> list[Any]:
         if call.index == 3:
             raise StopIteration
-        (rows,) = super().__call__(call)
+        (rows,) = super().__call__(call)  # type: ignore[misc]
         return [rows[: 5 if call.index == 2 else 8] + 1000 * call.epoch]
 
 
-class CountingInEpochs(Counting):
-    """The same, by the number of calls that were made."""
+class InEpochs(ThreeCalls, Pure): ...
 
-    def __call__(self, call: feeder.Call) -> list[Any]:
-        if call.index == 3:
-            raise StopIteration
-        (rows,) = super().__call__(call)
-        return [rows[: 5 if call.index == 2 else 8]]
+
+class CountingInEpochs(ThreeCalls, Counting): ...
 
 
 ENDS = [("keep", False), ("pad", False), ("drop", False), ("keep", True)]

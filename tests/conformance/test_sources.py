@@ -73,20 +73,13 @@ def check_every_cut(make: Make, names: list[str], **settings: Any) -> None:
 def test_a_feed_goes_on_at_every_cut(
     tmp_path: Path, make: Make, names: list[str], order: dict[str, Any]
 ) -> None:
-    check_every_cut(lambda: make(tmp_path, **order), names)
-
-
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
-@pytest.mark.parametrize(("make", "names"), SOURCES.values(), ids=SOURCES.keys())
-def test_a_source_that_writes_its_rows_to_the_batch_gives_the_same(
-    tmp_path: Path, make: Make, names: list[str], order: dict[str, Any]
-) -> None:
+    """Whether its calls write their rows to the batch, or these are copied."""
     places = {"rows_per_call": BATCH_SIZE, "num_threads": 3}
     copied, _ = feed(lambda: make(tmp_path, **order), names)
     written, snapshots = feed(lambda: make(tmp_path, **order), names, **places)
     assert written == copied
     for i, snapshot in enumerate(snapshots):
-        settings = places if i % 2 else {}
+        settings = places if i % 2 else {"num_threads": 1 + i % 3}
         rest, _ = feed(lambda: make(tmp_path, **order), names, resume=snapshot, **settings)
         assert rest == copied[i + 1 :], i
 
