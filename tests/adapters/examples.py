@@ -1,16 +1,15 @@
-"""Examples that are run several times in one process of their own: to import a framework costs more
-than to run them."""
+"""Processes of their own, and examples that are run several times in one: to import a framework
+costs more than to run them."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+import project
+from project import ROOT
+
 _BETWEEN = "---- the next run"
 _RUNS = f"""
 import runpy, sys
@@ -25,13 +24,21 @@ for run in runs:
 """
 
 
-def said(example: str, runs: Sequence[Sequence[Any]], folder: Path, **env: str) -> list[str]:
-    """What an example prints in each of its runs, each with arguments of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", _RUNS, str(ROOT / "examples" / example),
-         *("\n".join(map(str, run)) for run in runs)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}, cwd=folder,
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.split(f"{_BETWEEN}\n")[:-1]
+printed = partial(project.printed, limit_s=220.0)
+
+
+def launched(num: int, *command: Any, **settings: Any) -> list[str]:
+    """The lines that so many ranks print, sorted."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num)
+    return sorted(printed(*launcher, *command, **settings).splitlines())
+
+
+def check_goes_on(example: str, stop_at: int, folder: Path, **env: str) -> None:
+    """See that an example that was stopped, and is started again, says at last what it says where
+    it is not stopped."""
+    runs = [folder / "whole"], [folder / "halves", stop_at], [folder / "halves"]
+    arguments = ["\n".join(map(str, run)) for run in runs]
+    told = printed("-c", _RUNS, ROOT / "examples" / example, *arguments, folder=folder, **env)
+    whole, stopped, rest = (text.splitlines()[-1] for text in told.split(f"{_BETWEEN}\n")[:-1])
+    assert "weights" in whole
+    assert stopped != whole == rest

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,7 @@ import feeder
 from adapters.accelerate_programs import differences as loop_differences
 from adapters.accelerate_programs import draw_loop
 from adapters.campaigns import count
-from adapters.examples import said
+from adapters.examples import check_goes_on, launched
 from feeder.adapters.hf import FeedCallback, FeedTrainer
 from feeder.adapters.torch import DataLoader
 from feeder.adapters.torch import FeedLoader as PlainLoader
@@ -40,7 +37,6 @@ from small import Pure, make
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROOT = Path(__file__).parents[2]
 SAMPLES, SIZE = 22, 4
 
 
@@ -88,13 +84,7 @@ def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    whole, stopped, rest = said(
-        "hf_trainer/train.py",
-        [[tmp_path / "whole"], [tmp_path / "halves", "31"], [tmp_path / "halves"]], tmp_path,
-    )  # fmt: skip
-    whole, stopped, rest = (text.splitlines()[-1] for text in (whole, stopped, rest))
-    assert whole.startswith("weights ")
-    assert stopped != whole == rest
+    check_goes_on("hf_trainer/train.py", 31, tmp_path)
 
 
 # ---- Accelerate
@@ -151,15 +141,8 @@ def test_a_loop_that_accelerate_does_not_save_is_told(tmp_path: Path, cls: Any) 
 
 def accelerate(kind: str, folder: Path, save_at: int) -> Any:
     """What each of two ranks prints."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-               "2", "-m", "adapters.accelerate_child", kind, str(folder), str(save_at)]  # fmt: skip
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
-        timeout=110,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return sorted(map(json.loads, done.stdout.splitlines()))
+    command = ("-m", "adapters.accelerate_child", kind, folder, save_at)
+    return sorted(map(json.loads, launched(2, *command, limit_s=110.0)))
 
 
 @pytest.mark.timeout(240)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import collections
-import os
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,12 +21,11 @@ from orbax.checkpoint import v1 as orbax
 
 import feeder
 from adapters.campaigns import count
-from adapters.examples import said
+from adapters.examples import check_goes_on, printed
 from adapters.jax_programs import differences, draw
 from adapters.job_data import DATA
 from feeder.adapters.jax import FeedLoader, global_batches
 
-ROOT = Path(__file__).parents[2]
 NUM, SIZE = 23, 4
 
 
@@ -131,10 +127,8 @@ with FeedLoader(list(range(10)), 3) as loader:
         print(*error.__notes__)
 """
     flags = "--xla_force_host_platform_device_count=2"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True,
-                          timeout=100)  # fmt: skip
-    assert "while 3 rows of this process were put over" in done.stdout, done.stderr[-3000:]
+    told = printed("-c", code, limit_s=100.0, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+    assert "while 3 rows of this process were put over" in told
 
 
 def test_states_of_others_are_refused() -> None:
@@ -161,9 +155,6 @@ def test_random_jobs_go_on_as_if_nobody_had_killed_them() -> None:
 
 @pytest.mark.timeout(240)
 def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    whole, stopped, rest = said(
-        "jax_sharded/train.py",
-        [[tmp_path / "whole"], [tmp_path / "halves", "57"], [tmp_path / "halves"]], tmp_path,
-        XLA_FLAGS="--xla_force_host_platform_device_count=4", JAX_PLATFORMS="cpu",
-    )  # fmt: skip
-    assert stopped != whole == rest
+    devices = "--xla_force_host_platform_device_count=4"
+    env = {"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu"}
+    check_goes_on("jax_sharded/train.py", 57, tmp_path, **env)

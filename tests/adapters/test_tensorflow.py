@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import subprocess
-import sys
 import warnings
 import weakref
 from collections import namedtuple
@@ -30,12 +28,12 @@ with warnings.catch_warnings():
     from feeder.adapters.tensorflow import FeedCallback, FeedLoader, FeedState, dataset
 
 import feeder
+from adapters.examples import printed
 from adapters.tf_programs import differences, draw
 from small import Pure, make
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROOT = Path(__file__).parents[2]
 NUM, SIZE, EPOCHS = 22, 4, 3
 STEPS = -(-NUM // SIZE)
 Pair = namedtuple("Pair", "x y")
@@ -265,4 +263,4 @@ def test_one_batch_again_and_again_needs_a_cache(whole: list[list[int]]) -> None
 
 def test_nothing_is_imported_before_it_is_used() -> None:
     code = "import sys, feeder, feeder.adapters; assert 'tensorflow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=50, cwd=ROOT)
+    printed("-c", code, limit_s=50.0)

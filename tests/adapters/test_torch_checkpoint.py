@@ -24,10 +24,10 @@ import feeder
 from adapters.dcp_child import AT, NUM
 from adapters.dcp_child import SIZE as SHARE
 from feeder.adapters.torch import FeedLoader
+from project import PATHS
 
 # JAX says so of each fork once another test has imported it, and DataLoader forks.
 FORKS = pytest.mark.filterwarnings("ignore:os.fork")
-ROOT = Path(__file__).parents[2]
 SIZE = 4
 
 
@@ -69,7 +69,7 @@ def test_dcp_saves_and_loads_a_loader(tmp_path: Path, at: int, is_async: bool) -
 
 def job(folder: Path, mode: str, num: int) -> list[Any]:
     """What each of so many ranks prints."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    env = {**os.environ, "PYTHONPATH": PATHS}
     command = [sys.executable, "-m", "adapters.dcp_child", str(folder), mode]
     ranks = [
         subprocess.Popen(

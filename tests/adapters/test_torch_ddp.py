@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,11 @@ from needs import needs_framework
 
 needs_framework("torch")
 
-ROOT = Path(__file__).parents[2]
+from adapters.examples import launched, printed
+from project import PATHS, ROOT
 
-
-def run(*command: str) -> str:
-    """What a Python of its own says: jobs fork, and this process has threads of PyTorch."""
-    paths = os.pathsep.join(str(ROOT / name) for name in ("", "tests", "examples"))
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1",
-           "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, *command], env=env, capture_output=True, text=True, timeout=220
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+# Jobs fork, and this process has threads of PyTorch.
+run = partial(printed, TORCH_CPP_LOG_LEVEL="ERROR")
 
 
 @pytest.mark.timeout(240)
@@ -71,12 +64,11 @@ dist.destroy_process_group()
 
 @pytest.mark.timeout(240)
 def test_ranks_whose_states_are_of_different_steps_are_told(tmp_path: Path) -> None:
-    paths = os.pathsep.join(str(ROOT / name) for name in ("", "tests"))
     steps = (("2", "5", "0"), ("2", "6", "0"))
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", _LOADS, str(tmp_path / "group"), str(rank), *some],
-            env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": PATHS}, stdout=subprocess.PIPE, text=True,
         )
         for rank, some in enumerate(steps)
     ]  # fmt: skip
@@ -104,9 +96,7 @@ def test_ranks_whose_states_are_of_different_steps_are_told(tmp_path: Path) -> N
 @pytest.mark.timeout(240)
 def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
     def train(name: str, *options: str) -> list[str]:
-        script = str(ROOT / "examples/torch_ddp/train.py")
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-        return sorted(run(*launcher, script, str(tmp_path / name), *options).splitlines())
+        return launched(2, ROOT / "examples/torch_ddp/train.py", tmp_path / name, *options)
 
     whole = train("whole.pt")
     assert whole[0].startswith("rank 0, step 100: weights")

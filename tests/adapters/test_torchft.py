@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,22 +10,17 @@ from needs import needs_framework
 
 needs_framework("torch", "torchft")
 
+from adapters.examples import printed
 from adapters.torchft_child import JOINS_AT, NUM, SIZE, STEPS
 from feeder.adapters.torch import FeedLoader
 
-ROOT = Path(__file__).parents[2]
 LARGEST = 512
 
 
 @pytest.mark.timeout(120)
 def test_a_replica_that_joins_goes_on_in_step() -> None:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "adapters.torchft_child"], capture_output=True,
-        env={**os.environ, "PYTHONPATH": paths}, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    (first, sizes), (second, other_sizes) = map(json.loads, done.stdout.splitlines())
+    told = printed("-W", "ignore", "-m", "adapters.torchft_child", limit_s=100.0)
+    (first, sizes), (second, other_sizes) = map(json.loads, told.splitlines())
     with FeedLoader(list(range(NUM)), SIZE, shuffle=True) as loader:
         whole = [batch.tolist() for _ in range(4) for batch in loader]
     assert [int(step) for step in first] == list(range(STEPS))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,10 +28,11 @@ with warnings.catch_warnings():
     from feeder.adapters.torchtitan import FeedDataLoader
 
 import feeder
+from adapters.examples import launched
+from project import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROOT = Path(__file__).parents[2]
 NUM, SIZE, SEQ = 26, 4, 8
 STEPS = NUM // SIZE
 
@@ -181,15 +179,9 @@ def test_what_is_missing_is_named() -> None:
 @pytest.mark.timeout(240)
 def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
     def run(name: str, num: int, *options: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-             str(num), str(ROOT / "examples/torchtitan_job/train.py"), str(tmp_path / name),
-             *options],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, text=True,
-            capture_output=True, timeout=110,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        return sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+        script = ROOT / "examples/torchtitan_job/train.py"
+        lines = launched(num, script, tmp_path / name, *options, limit_s=110.0)
+        return [line for line in lines if line.startswith("rank ")]
 
     whole = run("whole", 2)
     assert len(whole) == 2

@@ -7,8 +7,6 @@ Every job reads the rows 0 to 9, three in an epoch, and adds them to a total tha
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +16,16 @@ import pytest
 import jobs
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
 from jobs import NODES, NUM_EPOCHS, TOTALS
+from project import TESTS, printed
 
 pytestmark = pytest.mark.process
 
-TESTS = Path(__file__).parents[1]
 LMDB = pytest.mark.needs("lmdb")
 
 
 def run_child(*arguments: str) -> dict[str, Any]:
     """Run the job in a fresh process."""
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "job_child.py"), *arguments],
-        cwd=TESTS.parent, env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(printed(TESTS / "job_child.py", *arguments))
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,13 @@ model would see if it were not."""
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import pytest
 
 from crashes.disk import ROOT, Disk
 from crashes.power import lose_power
 from feeder import durable
-from project import TESTS
+from project import printed
 
 pytestmark = pytest.mark.served
 
@@ -55,8 +53,5 @@ def test_a_file_that_is_replaced_is_the_old_or_the_new_one_whole() -> None:
 @pytest.mark.process
 def test_some_kills_lose_nothing() -> None:
     """In a process of its own, which has no threads."""
-    env = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
-    command = [sys.executable, "-m", "crashes.command", "--states", "0", "--kills", "20"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("0 states and 20 kills, 0 failures\n"), done.stdout
+    told = printed("-m", "crashes.command", "--states", "0", "--kills", "20", limit_s=50.0)
+    assert told.endswith("0 states and 20 kills, 0 failures\n"), told

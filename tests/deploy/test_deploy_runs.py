@@ -15,6 +15,7 @@ import pytest
 import feeder
 from deploy.test_deploy_files import DEPLOY, load
 from feeder.service.net.keys import ClientKeys, ServerKeys, make_keys
+from small import make
 
 END_S = 20.0
 
@@ -33,9 +34,7 @@ def test_the_health_check_tells_a_server_that_lives_from_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    coordinator = feeder.init_data_input_workers(
-        ["x"], lambda call: None, 8, coordinator=feeder.Coordinator()
-    )
+    coordinator = make(lambda call: None, ["x"], 8)
     with feeder.serve(coordinator, status=0) as server:
         port = int(str(server.status_url).rstrip("/").rpartition(":")[2])
         assert healthcheck(port) == 0

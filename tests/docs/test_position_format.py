@@ -16,6 +16,7 @@ import feeder
 from docs.pages import ROOT, block_titled
 from feeder.state import codec
 from feeder.workers.stream.digests import digest_chunk
+from small import make
 
 pytestmark = pytest.mark.process
 
@@ -73,9 +74,7 @@ Made = tuple[feeder.Coordinator, feeder.Batch | None]
 
 def feed(fetch: Callable[..., Any], num_batches: int, **settings: Any) -> Made:
     """A stopped feed that has handed out so many batches, and the last of them."""
-    coordinator = feeder.init_data_input_workers(
-        ["a", "b"], fetch, 4, batch_columns=[0, 1], coordinator=feeder.Coordinator(), **settings
-    )
+    coordinator = make(fetch, ["a", "b"], batch_columns=[0, 1], **settings)
     batch = None
     with coordinator:
         for _ in range(num_batches):
@@ -229,10 +228,7 @@ def test_a_token_written_by_the_page_is_resumed_from(page: dict[str, Any]) -> No
     digest = chunk_digest(pure(feeder.Call(4, 3, 0, 4, 0)))
     position = [3, 0, b"\x01", [5], [0], [None], []]
     token = write_token(["train", 0, fingerprint, 3, 7, 55, position, [0, 4, 2, 7, digest, None]])
-    coordinator = feeder.init_data_input_workers(
-        ["a", "b"], pure, 4, batch_columns=[0, 1], epochs=None, resume=token,
-        coordinator=feeder.Coordinator(),
-    )  # fmt: skip
+    coordinator = make(pure, ["a", "b"], batch_columns=[0, 1], epochs=None, resume=token)
     with coordinator:
         batch = next(coordinator["train"])
     assert (batch.epoch, batch.index, batch.step) == (3, 7, 55)

@@ -4,13 +4,13 @@ ranks that are killed."""
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from docs.pages import ROOT, block_titled, blocks_of
+from docs.pages import block_titled, blocks_of
+from project import ROOT, printed
 from standin.gpu import Machine, assert_sound, installed
 
 pytestmark = pytest.mark.process
@@ -45,15 +45,7 @@ def test_the_page_on_jobs_runs_on_a_ray_of_its_own(scratch: Path) -> None:
     session = next(code for code in blocks if "RaySession(" in code)
     code = f"{blocks[1]}\n{session}\nimport ray; assert not ray.is_initialized()"
     path = os.pathsep.join([str(scratch), *sys.path])
-    environment = os.environ | {
-        "PYTHONPATH": path,
-        "HOME": str(scratch),
-        "RAY_TMPDIR": str(scratch),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    printed("-c", code, PYTHONPATH=path, HOME=str(scratch), RAY_TMPDIR=str(scratch))
 
 
 def test_the_page_shows_the_example_of_the_corpus() -> None:
@@ -61,13 +53,9 @@ def test_the_page_shows_the_example_of_the_corpus() -> None:
 
 
 def test_ranks_that_are_killed_are_three_that_get_the_same_order() -> None:
-    done = subprocess.run(
-        [sys.executable, str(CORPUS / "run.py")], capture_output=True, text=True, timeout=55,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    told = printed(CORPUS / "run.py", limit_s=55.0)
     *_, killed, resumed, equal = (
-        line for line in done.stdout.splitlines() if not line.startswith("serving")
+        line for line in told.splitlines() if not line.startswith("serving")
     )
     assert (killed, equal[:17]) == ("2 ranks: steps 0 to 25, killed", "EQUAL: 60 batches")
     # Those after the checkpoint once more, and no others.

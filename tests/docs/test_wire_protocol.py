@@ -22,6 +22,7 @@ from feeder.service.net.security import MAX_REQUEST_BYTES
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.batches import MAX_FRAME_BYTES, pieces
 from parts import some
+from small import make as make_feed
 
 pytestmark = pytest.mark.process
 
@@ -156,9 +157,7 @@ FEEDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 def make(fetch: Callable[..., Any], **settings: Any) -> feeder.Coordinator:
     fetch = fetch() if isinstance(fetch, type) else fetch
-    return feeder.init_data_input_workers(
-        ["a", "b"], fetch, 13, batch_columns=[0, 1], coordinator=feeder.Coordinator(), **settings
-    )
+    return make_feed(fetch, ["a", "b"], 13, batch_columns=[0, 1], **settings)
 
 
 def unchecked(token: bytes) -> tuple[int, list[Any]]:

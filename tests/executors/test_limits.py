@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import remote
 from feeder import FetchError, Processes
 from feeds import assert_same, drain, running
 from lineage import WAIT_S
-from project import ROOT, TESTS
+from project import printed
 from remote import At
 
 pytestmark = [pytest.mark.fresh, pytest.mark.process]
@@ -38,13 +35,7 @@ except feeder.FetchError as error:
 
 def run_limited(limit: str) -> str:
     """Return what a trainer says under a limit."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD.format(limit=limit)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"},
-        capture_output=True, text=True, timeout=4 * WAIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return printed("-c", CHILD.format(limit=limit), limit_s=4 * WAIT_S).strip()
 
 
 def test_each_small_number_of_descriptors_is_enough_or_told() -> None:

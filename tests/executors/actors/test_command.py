@@ -15,7 +15,7 @@ import feeder
 from feeds import assert_same, expected, note
 from fetches import make_fetch
 from lineage import WAIT_S
-from project import ROOT, TESTS
+from project import ROOT, TESTS, printed
 
 pytestmark = pytest.mark.process
 
@@ -52,18 +52,12 @@ def test_a_server_runs_on_actors_and_ends_with_them(cluster: Any, tmp_path: Path
 
 # ---- the example
 
-LIMIT_S = 60
-
 
 def run(cluster: Any, *arguments: str) -> list[str]:
     """Run the example; the steps that it says."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/ray_fetch/train.py"), *arguments], env=env,
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    example, address = ROOT / "examples/ray_fetch/train.py", cluster.address
+    lines = printed(example, *arguments, RAY_ADDRESS=address).splitlines()
+    return [line for line in lines if line.startswith("step ")]
 
 
 def test_the_example_goes_on_where_it_was_stopped(cluster: Any, tmp_path: Path) -> None:

@@ -349,9 +349,7 @@ def test_a_feed_that_is_over_is_replaced_as_where_a_cell_is_run_again() -> None:
 
 def test_figures_tell_how_far_the_epoch_is() -> None:
     source = feeder.sources.arrays(np.arange(20))
-    coordinator = feeder.init_data_input_workers(
-        ["x"], source, 8, epochs=2, coordinator=feeder.Coordinator()
-    )
+    coordinator = make(source, ["x"], 8, epochs=2)
 
     def told() -> Any:
         progress = coordinator.figures().feeds[0].progress

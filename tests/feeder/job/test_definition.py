@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +13,7 @@ import feeder
 import feeder.job
 import jobs
 from feeder.job import Job, Node, Reader, Task, TaskGroup, epoch_limiter
-from project import ROOT
+from project import printed
 
 
 def nothing(workspace: Any) -> None: ...
@@ -135,4 +133,4 @@ def test_a_reader_goes_on_from_its_state_and_refuses_that_of_other_rows() -> Non
 @pytest.mark.fresh
 def test_extras_are_imported_when_they_are_used() -> None:
     code = "import sys, feeder.job; assert not {'ray', 'lmdb', 'zmq', 'obstore'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    printed("-c", code)

@@ -271,8 +271,6 @@ def test_a_shard_whose_records_are_all_left_out_blames_no_fetch_function(
     else:
         source = records.filter(lambda record: record >= 10).shard(0, 2, stick_to_shard=True)
         says = r"^epoch 0 ended without a row; a filter leaves out every record of this shard$"
-    coordinator = feeder.init_data_input_workers(
-        ["x"], source, 4, epochs=epochs, coordinator=feeder.Coordinator()
-    )
+    coordinator = make(source, ["x"], epochs=epochs)
     with coordinator, pytest.raises(feeder.FetchError, match=says):
         next(coordinator["train"])

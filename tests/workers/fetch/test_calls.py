@@ -133,9 +133,7 @@ def test_mappings_and_named_tuples_in_a_chunk_are_columns() -> None:
         return {"label": i, "image": {"both": Sides(i + 10, i + 20), "wide": i + 30}}
 
     names = ["image.both.left", "image.both.right", "image.wide", "label"]
-    feeds = feeder.init_data_input_workers(
-        names, fetch, 3, epochs=1, coordinator=feeder.Coordinator()
-    )
+    feeds = make(fetch, names, 3, epochs=1)
     with feeds:
         batches = [feeder.sources.nested(batch) for batch in feeds["train"]]
     assert [batch["image"]["both"]["right"].tolist() for batch in batches] == [
@@ -148,8 +146,6 @@ def test_two_columns_of_one_name_in_a_chunk_are_told() -> None:
     def fetch(call: feeder.Call) -> Any:
         return {"image": {"left": np.ones(2)}, "image.left": np.ones(2)}
 
-    feeds = feeder.init_data_input_workers(
-        ["image.left", "label"], fetch, 3, coordinator=feeder.Coordinator()
-    )
+    feeds = make(fetch, ["image.left", "label"], 3)
     with feeds, pytest.raises(feeder.ChunkError, match=r"keys \['image', 'image.left'\]"):
         next(feeds["train"])

@@ -27,7 +27,7 @@ from feeder.workers.spec import CallNames
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import Partitions
 from feeder.workers.tuning import Tuning
-from small import WAIT_S, Aside, wait_until
+from small import WAIT_S, Aside, make, wait_until
 
 NUM_PARTITIONS = 4
 ONE_ROW = CallsReport(1, 1, 8, 0.01, 0.0)
@@ -296,9 +296,7 @@ class Waiting:
 
 def test_calls_that_wait_for_each_other_are_made_together() -> None:
     fetch = Waiting(NUM_PARTITIONS)
-    coordinator = feeder.init_data_input_workers(
-        ["x"], fetch, 4, NUM_PARTITIONS, epochs=None, coordinator=feeder.Coordinator()
-    )
+    coordinator = make(fetch, ["x"], num_worker_threads=NUM_PARTITIONS, epochs=None)
     with coordinator:
         feed = coordinator["train"]
         workers = [int(next(feed)["x"][0, 0]) for _ in range(50 * NUM_PARTITIONS)]

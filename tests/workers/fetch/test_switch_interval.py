@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +16,8 @@ import pytest
 import feeder
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.tuning import TUNING
-from project import ROOT
+from project import printed
+from small import make
 
 PYTHONS_S = 0.005
 SWITCH_S = TUNING.switch_interval_s
@@ -38,10 +38,7 @@ def interval_s() -> float:
 
 def run_on(feeds: ExitStack, name: str = "train") -> None:
     """Start a feed that runs on, and wait for its threads."""
-    coordinator = feeder.init_data_input_workers(
-        ["id"], lambda call: (np.arange(4),), 4, input_source_name=name,
-        epochs=None, coordinator=feeder.Coordinator(),
-    )  # fmt: skip
+    coordinator = make(lambda call: (np.arange(4),), input_source_name=name, epochs=None)
     next(feeds.enter_context(coordinator)[name])
 
 
@@ -98,19 +95,14 @@ def tell():
 
 def told_by(script: str, *words: str) -> list[float]:
     """What a script tells in an interpreter of its own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", TELL + script, *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [float(word) for word in done.stdout.split()]
+    warns = "ignore:.*fork:DeprecationWarning"
+    told = printed("-W", warns, "-c", TELL + script, *words, limit_s=WAIT_S)
+    return [float(word) for word in told.split()]
 
 
 @pytest.mark.process
 def test_it_is_short_in_a_trainer_that_is_served(tmp_path: Path) -> None:
-    coordinator = feeder.init_data_input_workers(
-        ["id"], lambda call: (np.arange(4),), 4, epochs=None, coordinator=feeder.Coordinator()
-    )
+    coordinator = make(lambda call: (np.arange(4),), epochs=None)
     trainer = """
 tell()
 with feeder.connect(sys.argv[1]) as consumer:

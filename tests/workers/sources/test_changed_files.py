@@ -15,6 +15,7 @@ from feeder.workers import sources
 from feeder.workers.sources.stores.offsets import told_of_files
 from needs import needs
 from shards import example, ints, numbered, write_tar, write_tfrecord
+from small import make as make_feed
 from stores import encoded, picture
 
 needs("pyarrow")
@@ -97,9 +98,7 @@ def test_a_file_that_has_changed_is_named_at_a_resume(
 
     def make(resume: Any) -> feeder.Coordinator:
         source = read(tmp_path / f"*.{kind}")
-        return feeder.init_data_input_workers(
-            ["n"], source.shuffle(1), 4, resume=resume, coordinator=feeder.Coordinator()
-        )
+        return make_feed(source.shuffle(1), ["n"], resume=resume)
 
     with make(None) as made:
         next(made["train"])

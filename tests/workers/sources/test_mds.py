@@ -17,6 +17,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, mds
 from needs import needs
 from project import TESTS
+from small import make as make_feed
 
 needs("PIL")
 
@@ -171,9 +172,7 @@ def test_arrays_that_are_none_are_told(data: bytes) -> None:
 
 def test_a_shard_that_has_changed_is_named_at_a_resume(folder: Path) -> None:
     def make(resume: Any) -> feeder.Coordinator:
-        return feeder.init_data_input_workers(
-            ["n"], mds(folder, ["n"]).shuffle(), 4, resume=resume, coordinator=feeder.Coordinator()
-        )
+        return make_feed(mds(folder, ["n"]).shuffle(), ["n"], resume=resume)
 
     with make(None) as made:
         next(made["train"])

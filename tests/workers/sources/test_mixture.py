@@ -27,6 +27,7 @@ from feeder.workers.sources import (
     pack,
 )
 from parts import examples
+from small import make as make_feed
 from steps import numbers
 
 
@@ -299,9 +300,7 @@ def test_a_skipped_record_leaves_the_others_in_their_places() -> None:
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "carry"])
 def test_a_snapshot_tells_how_much_of_each_source_has_come(last_batch: str) -> None:
     mixture = steps.mixture(on_exhausted="repeat").map(lambda record: record[0]).pad(1)
-    with feeder.init_data_input_workers(
-        ["x"], mixture, 9, seed=4, epochs=3, last_batch=last_batch, coordinator=feeder.Coordinator()
-    ) as made:
+    with make_feed(mixture, ["x"], 9, seed=4, epochs=3, last_batch=last_batch) as made:
         rows: list[list[int]] = [[], [], [], []]
         for batch in made["train"]:
             cut = batch.cut
@@ -322,9 +321,7 @@ def test_a_snapshot_tells_how_much_of_each_source_has_come(last_batch: str) -> N
 
 def test_a_snapshot_tells_of_names_that_begin_alike() -> None:
     mixture = of({"a": 20, "a.b": 20, "a.of": 20}, {"a": 1, "a.b": 2, "a.of": 1})
-    with feeder.init_data_input_workers(
-        ["x"], mixture, 8, coordinator=feeder.Coordinator()
-    ) as made:
+    with make_feed(mixture, ["x"], 8) as made:
         next(made["train"])
         told = made.snapshot().describe()
     assert "4 of 'a.b'" in told and "2 of 'a'" in told and "2 of 'a.of'" in told
@@ -333,9 +330,7 @@ def test_a_snapshot_tells_of_names_that_begin_alike() -> None:
 def test_of_a_mixture_in_another_order_nothing_is_told() -> None:
     shuffled = steps.mixture().shuffle(1)
     for source in (shuffled, steps.mixture(num_shards=2), steps.chained()):
-        with feeder.init_data_input_workers(
-            ["x", "u"], source, 5, coordinator=feeder.Coordinator()
-        ) as made:
+        with make_feed(source, ["x", "u"], 5) as made:
             next(made["train"])
             snapshot = made.snapshot()
     assert len(snapshot.describe().splitlines()) == 1
@@ -351,9 +346,7 @@ def test_of_a_mixture_in_another_order_nothing_is_told() -> None:
     ],
 )  # fmt: skip
 def test_of_fields_that_somebody_else_wrote_nothing_is_told(wrong: dict[str, Any]) -> None:
-    with feeder.init_data_input_workers(
-        ["x", "u"], steps.mixture(), 6, last_batch="carry", coordinator=feeder.Coordinator()
-    ) as made:
+    with make_feed(steps.mixture(), ["x", "u"], 6, last_batch="carry") as made:
         next(made["train"])
         (state,) = made.snapshot().states
     strange = state._replace(fingerprint={**state.fingerprint, "source.of.source": "mix", **wrong})

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +14,8 @@ import pytest
 import feeder
 from feeder.workers.stream.copying import is_sole_owner
 from feeder.workers.stream.memory import Memory, Pool
-from project import ROOT
-from small import WAIT_S
+from project import printed
+from small import WAIT_S, make
 
 MIB = 1 << 20
 SHAPE = (64, 256, 64)
@@ -175,11 +172,8 @@ def batches_of(pool: Pool, begins: list[int], **settings: Any) -> feeder.Coordin
         begins.append(address(array))
         return (array,)
 
-    return feeder.init_data_input_workers(
-        ["x"], fetch, len(lent(pool)), 1, coordinator=feeder.Coordinator(),
-        repeatable=False,  # Else the first call is made twice.
-        **settings,
-    )  # fmt: skip
+    # Not repeatable: else the first call is made twice.
+    return make(fetch, ["x"], len(lent(pool)), num_worker_threads=1, repeatable=False, **settings)
 
 
 @pytest.mark.parametrize("writable", [False, True])
@@ -224,12 +218,7 @@ ALL_FAULTS = 20 * 40 * 1_000_000 // 4096
 
 def count_faults(keep: str, **settings: str) -> int:
     """Page faults of a process that makes 800 arrays of 1 MB, 40 at a time."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHURN.replace("KEEP", keep)], env={**os.environ, **settings},
-        cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return int(printed("-c", CHURN.replace("KEEP", keep), limit_s=WAIT_S, **settings))
 
 
 @pytest.mark.process

@@ -111,9 +111,7 @@ def test_a_spoiled_batch_is_refused_and_comes_again(
     monkeypatch.setattr(Connection, "receive", receive_spoiled)
     monkeypatch.setattr(delivery, "pieces", partial(pieces, max_bytes=frame_bytes))
     monkeypatch.setattr(client_lease, "_LARGE_BYTES", least_bytes)
-    coordinator = feeder.init_data_input_workers(
-        NAMES, fetch, ROWS, coordinator=feeder.Coordinator()
-    )
+    coordinator = make(fetch, NAMES, ROWS)
     with (
         serving(coordinator) as server,
         reading(server, plane="frames", checksum=checksum) as consumer,

@@ -34,9 +34,7 @@ class Once:
 
 
 def make() -> feeder.Coordinator:
-    return feeder.init_data_input_workers(
-        ["x"], Once(), 32, 1, epochs=None, repeatable=False, coordinator=feeder.Coordinator()
-    )
+    return small.make(Once(), ["x"], 32, num_worker_threads=1, epochs=None, repeatable=False)
 
 
 def rows_of(consumer: feeder.Consumer) -> list[list[float]]:

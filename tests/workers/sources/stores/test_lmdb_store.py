@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
@@ -21,7 +19,7 @@ from feeder.workers.sources import RecordError, extras
 from feeder.workers.sources.stores import lmdb_store, mapped
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
 from feeder.workers.sources.stores.reading import Faults
-from project import ROOT
+from project import printed
 from stores import damage_leaf, write_lmdb
 
 
@@ -200,10 +198,7 @@ def test_a_run_into_a_damaged_page_does_not_end_the_process(tmp_path: Path) -> N
         "        assert all(int(bytes(v)) == r for r, v in zip(records, values, strict=True))\n"
         "print(faults.skipped)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and 100 < int(done.stdout) < 200, done.stderr
+    assert 100 < int(printed("-c", code, path)) < 200
 
 
 def test_damage_is_found_before_the_file_is_opened(
