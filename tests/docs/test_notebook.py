@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import project
 from needs import needs
+from project import ROOT
 
 pytestmark = pytest.mark.process
 
 for package in ("matplotlib", "PIL"):
     needs(package)
 
-ROOT = Path(__file__).parents[2]
 NAME = "dali_notebook"
 
 
@@ -41,11 +39,7 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The cells of the notebook, made again somewhere else."""
     docs = tmp_path_factory.mktemp("again") / "docs"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.ipynb", "__pycache__"))
-    subprocess.run(
-        [sys.executable, docs / "make_notebook.py", docs / f"{NAME}.py"],
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    project.printed(docs / "make_notebook.py", docs / f"{NAME}.py")
     return cells(docs / f"{NAME}.ipynb")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from feeder import Processes
 from feeds import assert_same, drain
-from project import ROOT, TESTS
+from project import ROOT, TESTS, printed
 from remote import plain
 
 pytestmark = [pytest.mark.fresh, pytest.mark.process]
@@ -202,9 +202,8 @@ print(printed["text"])
 @pytest.mark.needs("cloudpickle", "nbclient", "ipykernel")
 def test_a_notebook(tmp_path: Path) -> None:
     path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK, HEAD, TAIL["a function"], RUN],
-        env={**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=WAIT_S,
+    told = printed(
+        "-c", NOTEBOOK, HEAD, TAIL["a function"], RUN, limit_s=WAIT_S, PYTHONPATH=path,
+        IPYTHONDIR=str(tmp_path),
     )  # fmt: skip
-    assert done.stdout.strip() == "True", done.stderr
+    assert told.strip() == "True"

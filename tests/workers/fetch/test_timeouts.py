@@ -10,14 +10,9 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder import Coordinator, init_data_input_workers
-from small import wait_until
+from small import make, wait_until
 
 pytestmark = pytest.mark.served
-
-
-def make(fetch: Any, names: list[str], batch_size: int, **settings: Any) -> Coordinator:
-    return init_data_input_workers(names, fetch, batch_size, coordinator=Coordinator(), **settings)
 
 
 @pytest.mark.parametrize("slow", [False, True])
