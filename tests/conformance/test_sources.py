@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calls import call
-from feeder import ChunkError, Coordinator, init_data_input_workers
+from feeder import ChunkError
 from feeder.workers import sources
 from feeder.workers.stream.placement import Place, writing_to
 from freeze import sources as frozen
@@ -27,6 +27,7 @@ from freeze.sources import (
 )
 from needs import needs
 from protos import Datum
+from small import make as make_feed
 from stores import encoded, picture, write_lmdb
 
 pytestmark = pytest.mark.process
@@ -45,11 +46,8 @@ def feed(
     make: Make, names: list[str], resume: bytes | None = None, **settings: Any
 ) -> tuple[Batches, list[bytes]]:
     """The batches of a fresh feed, and after each of them a snapshot."""
-    coordinator = Coordinator()
-    init_data_input_workers(
-        names, make(), BATCH_SIZE, 2, "train", resume=resume, coordinator=coordinator, seed=7,
-        **{"epochs": EPOCHS, **settings},
-    )  # fmt: skip
+    settings = {"epochs": EPOCHS, "resume": resume, "seed": 7, **settings}
+    coordinator = make_feed(make(), names, BATCH_SIZE, **settings)
     batches: Batches = []
     snapshots = []
     with coordinator:
@@ -159,10 +157,7 @@ def test_rows_of_another_shape_are_named_by_their_record(tmp_path: Path, batch_s
         for i in range(16)
     ]  # fmt: skip
     path = write_lmdb(tmp_path / "db", values)
-    coordinator = Coordinator()
-    init_data_input_workers(
-        ["image", "label"], sources.caffe_lmdb(path), batch_size, 2, coordinator=coordinator
-    )
+    coordinator = make_feed(sources.caffe_lmdb(path), ["image", "label"], batch_size)
     message = (
         rf"^worker 0, call {8 // batch_size}: column 'image': row shape is \(2, 2, 1\), expected "
         rf"\(1, 2, 1\); where .* dont_rebatch=True makes .*; the call's first "

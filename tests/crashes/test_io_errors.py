@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 import feeder
+import jobs
+import parts
 from crashes.failing import KINDS, FailingFs, ShortFs
 from crashes.positions import snapshot_at, step_of
 from feeder.checkpoint.store import CheckpointStore
 from feeder.durable import Fs, OsFs
+from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager, epoch_limiter
+from jobs import TOTALS
 from small import Pure, ids, make
 
 pytestmark = pytest.mark.served
@@ -167,3 +171,73 @@ def test_a_file_system_without_locks_is_told_of(
         store.put("a", {})
         assert store.names() == ["a"]
     assert "lies on a file system without locks" in caplog.text
+
+
+# ---- jobs: they go on, and what they have saved loads
+
+NUM_EPOCHS = 3
+
+
+def run_job(folder: Path, db_type: str) -> list[int] | None:
+    """Run a job of one node for three epochs; returns those that could not be saved, or None
+    where it could not begin."""
+    job = jobs.make_single()
+    epoch_limiter(job, NUM_EPOCHS)
+    runner = JobRunner(job, MultiNodeCheckpointManager(folder, db_type))
+    with LocalSession() as session:
+        try:
+            assert runner.train(session) == NUM_EPOCHS
+        except feeder.CheckpointError:
+            assert runner.failed_saves == []
+            return None
+        assert session.fetch("trainer_0", ["total"])["total"] == TOTALS[NUM_EPOCHS - 1]
+    return runner.failed_saves
+
+
+def check_job(folder: Path, db_type: str, failed: list[int] | None) -> None:
+    """See that the newest that was saved is there, and that what is there is right."""
+    saved = [] if failed is None else [e for e in range(NUM_EPOCHS + 1) if e not in failed]
+    manager = MultiNodeCheckpointManager(folder, db_type)
+    with LocalSession() as session:
+        session.open(jobs.make_single())
+        manager.set_params(["trainer_0"])
+        newest = manager.get_resume_from_epoch_id()
+        assert (-1 if newest is None else newest) >= max(saved, default=-1)
+        for epoch in filter(manager.exists, range(NUM_EPOCHS + 1)):
+            session.run(manager.load(epoch))
+            expected = TOTALS[epoch - 1] if epoch else 100
+            assert session.fetch("trainer_0", ["total"])["total"] == expected
+    assert list(folder.rglob(".*.partial")) == []
+
+
+LMDB = pytest.mark.needs("lmdb")
+OF_JOBS = ["open", "write", "fsync", "rename", "list", "lock"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "db_type", "lasting"),
+    # The other half in the full part.
+    [
+        pytest.param(kind, db_type, lasting, marks=[LMDB] if db_type == "lmdb" else [])
+        for i, kind in enumerate(OF_JOBS)
+        for j, db_type in enumerate(("file", "lmdb"))
+        for lasting in (False, True)
+        if parts.is_full or (i + j + lasting) % 2 == 0
+    ],
+)
+def test_whichever_call_fails_the_newest_that_was_saved_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, db_type: str, kind: str, lasting: bool
+) -> None:
+    num_failed_saves = 0
+    for number in range(1, 1000):
+        folder = tmp_path / str(number)
+        disk = FailingFs(kind, number, errno.ENOSPC, lasting=lasting)
+        with monkeypatch.context() as patch:
+            for module in ("checkpoint.store", "job.checkpoints.lmdbs"):
+                patch.setattr(f"feeder.{module}.OsFs", lambda disk=disk: disk)
+            failed = run_job(folder, db_type)
+        if not disk.num_failed:
+            break
+        num_failed_saves += len(failed or ())
+        check_job(folder, db_type, failed)
+    assert number > 4 and num_failed_saves > 0

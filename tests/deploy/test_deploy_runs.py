@@ -34,8 +34,7 @@ def test_the_health_check_tells_a_server_that_lives_from_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    coordinator = make(lambda call: None, ["x"], 8)
-    with feeder.serve(coordinator, status=0) as server:
+    with feeder.serve(make(lambda call: None, ["x"], 8), status=0) as server:
         port = int(str(server.status_url).rstrip("/").rpartition(":")[2])
         assert healthcheck(port) == 0
     assert healthcheck(port) == 1

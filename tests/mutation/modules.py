@@ -36,7 +36,7 @@ CORE = {
         "tests/feeder/service/client/test_lost_server.py",
         "tests/feeder/service/server/test_leases.py",
     ),
-    "workers/stream/merge.py": ("tests/workers/stream/test_merge.py", *_STREAM),
+    "workers/stream/merge.py": ("tests/workers/stream/test_assembler.py", *_STREAM),
     "workers/stream/assembler.py": (
         "tests/workers/stream/test_assembler.py",
         "tests/workers/stream/test_placement.py",

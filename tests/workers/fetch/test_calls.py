@@ -133,8 +133,7 @@ def test_mappings_and_named_tuples_in_a_chunk_are_columns() -> None:
         return {"label": i, "image": {"both": Sides(i + 10, i + 20), "wide": i + 30}}
 
     names = ["image.both.left", "image.both.right", "image.wide", "label"]
-    feeds = make(fetch, names, 3, epochs=1)
-    with feeds:
+    with make(fetch, names, 3, epochs=1) as feeds:
         batches = [feeder.sources.nested(batch) for batch in feeds["train"]]
     assert [batch["image"]["both"]["right"].tolist() for batch in batches] == [
         [20, 20, 21], [21, 22, 22],

@@ -296,8 +296,7 @@ class Waiting:
 
 def test_calls_that_wait_for_each_other_are_made_together() -> None:
     fetch = Waiting(NUM_PARTITIONS)
-    coordinator = make(fetch, ["x"], num_worker_threads=NUM_PARTITIONS, epochs=None)
-    with coordinator:
+    with make(fetch, ["x"], num_worker_threads=NUM_PARTITIONS, epochs=None) as coordinator:
         feed = coordinator["train"]
         workers = [int(next(feed)["x"][0, 0]) for _ in range(50 * NUM_PARTITIONS)]
         fetch.together.abort()

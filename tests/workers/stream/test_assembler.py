@@ -1,4 +1,5 @@
-"""The assembler: runs of chunks in, batches of exactly the right rows out, each with its place."""
+"""The assembler: runs of chunks in, batches of exactly the right rows out, each with its place. And
+what the merge, from which the runs come, leaves out."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 from feeder.devices.slots import HostSlots, PrivateSlots
+from feeder.workers.fetch.scheduler import ChunkList, End
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Schema
-from feeder.workers.stream.merge import MergedChunks
+from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import Frame, Partitions, Span
 from feeder.workers.stream.rounds import Turns
 
@@ -150,3 +152,24 @@ def test_a_chunk_that_somebody_else_can_see_is_copied(change: Any) -> None:
 
 def test_a_chunk_that_nobody_else_can_see_is_passed_on() -> None:
     assert pass_a_batch(lambda array, kept: array) == (0, 1)
+
+
+def test_rows_beyond_the_end_are_counted_out() -> None:
+    partitions = Partitions(num_partitions=2, pure=True, arrival=False)
+    spec = make_spec(pure=True, names=("id",), axes=(0,), num_workers=2)
+    merge = Merge(
+        partitions, Schema(spec.names, spec.axes), partitions.spread(partitions.origin()), spec,
+        prints=None, first_partition=None,
+    )  # fmt: skip
+    beyond = [(np.zeros(rows),) for rows in (1, 0, 3, 2)]
+    merge.push(
+        [ChunkList(0, 0, 0, [], None, End(None)), ChunkList(1, 0, 0, beyond[:2], None, None)]
+    )
+    assert isinstance(merge.next(), EpochEnd)
+    merge.push([ChunkList(1, 0, 2, beyond[2:], None, None)])
+    merge.push([ChunkList(0, 1, 0, [(np.zeros(3),)], None, None)])
+    merge.push([ChunkList(1, 1, 0, [], None, End(None))])
+    run, end = merge.next(), merge.next()
+    assert isinstance(run, MergedChunks)
+    assert isinstance(end, EpochEnd)
+    assert merge.discarded_rows == 6

@@ -173,8 +173,7 @@ def test_a_feed_that_is_gone_is_taken_off(browser: Browser) -> None:
 def test_it_shows_how_far_the_epoch_is_and_when_it_ends(browser: Browser) -> None:
     over = threading.Event()
     source = feeder.sources.arrays(np.arange(4000))
-    coordinator = feeder.Coordinator()
-    feeder.init_data_input_workers(["x"], source, 4, epochs=3, coordinator=coordinator)
+    coordinator = make(source, ["x"], epochs=3)
     told = "document.querySelector('[data-feed=train] [data-is=%s]').textContent"
     with coordinator, coordinator.serve_status() as port:
         trainer = slow_trainer(coordinator["train"], over)

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("world")
 
 NUM = 200
 """Batches of each of two queues: more than there are slots for a queue that nobody holds."""
+FIRST, SECOND = "ipc:///virtual/first", "ipc:///virtual/second"
 
 
 def ten() -> feeder.Coordinator:
@@ -239,13 +240,12 @@ def test_what_an_interrupted_loop_had_taken_is_not_handed_out_after_a_state_was_
 
 @pytest.mark.parametrize("order", ["alike", "reversed"])
 def test_trainers_at_two_servers_find_each_other(order: str) -> None:
-    first, second = "ipc:///virtual/first", "ipc:///virtual/second"
-    others = [first, second] if order == "alike" else [second, first]
+    others = [FIRST, SECOND] if order == "alike" else [SECOND, FIRST]
     with (
-        serving(two_queues, second),
+        serving(two_queues, SECOND),
         reading(*others, queue=1) as right,
-        serving(two_queues, first),
-        reading(first, second, queue=0) as left,
+        serving(two_queues, FIRST),
+        reading(FIRST, SECOND, queue=0) as left,
     ):
         rest = Aside(lambda: [batch.step for batch in left])
         assert [batch.step for batch in right] == [*range(1, 2 * NUM, 2)]
@@ -268,8 +268,6 @@ def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> Non
 
 
 # ---- servers that come back with other numbers
-
-FIRST, SECOND = "ipc:///virtual/first", "ipc:///virtual/second"
 
 
 def twenty_four() -> feeder.Coordinator:

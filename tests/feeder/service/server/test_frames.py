@@ -111,9 +111,8 @@ def test_a_spoiled_batch_is_refused_and_comes_again(
     monkeypatch.setattr(Connection, "receive", receive_spoiled)
     monkeypatch.setattr(delivery, "pieces", partial(pieces, max_bytes=frame_bytes))
     monkeypatch.setattr(client_lease, "_LARGE_BYTES", least_bytes)
-    coordinator = make(fetch, NAMES, ROWS)
     with (
-        serving(coordinator) as server,
+        serving(make(fetch, NAMES, ROWS)) as server,
         reading(server, plane="frames", checksum=checksum) as consumer,
     ):
         for step, batch in enumerate(consumer):
