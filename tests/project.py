@@ -13,7 +13,7 @@ ROOT = TESTS.parent
 PATHS = os.pathsep.join(map(str, (ROOT, TESTS, ROOT / "examples")))
 
 
-def printed(*command: Any, folder: Path = ROOT, limit_s: float = 60.0, **env: str) -> str:
+def printed(*command: Any, folder: Path | None = None, limit_s: float = 60.0, **env: str) -> str:
     """What a Python of its own prints; it ends with 0."""
     done = subprocess.run(
         [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True,
