@@ -177,12 +177,11 @@ class Pipeline:
 
     def _run_fetcher(self, is_first: bool) -> None:
         """Thread body: call partitions, turn after turn, until no call is left."""
-        channel, fetcher, batcher = self.channel, self._fetcher, self._batcher
+        channel, fetcher, most = self.channel, self._fetcher, 1
         if is_first:
             self._begin.call_apart(channel)
-        while (turn := channel.acquire()) is not None:
-            if fetcher.fill(turn):
-                batcher.merge_inline()
+        while (turn := channel.acquire(most)) is not None:
+            most = fetcher.fill(turn)
             # Not before: what came may be all that somebody waits for.
             fetcher.repeat_first()
 

@@ -41,11 +41,6 @@ class Tuning:
     # Handing over each chunk at once passes one-row chunks one by one: 30 times slower. Without the
     # grace 1 MB batches from one-row chunks come at 0.02 of their pace (2026-11-24).
 
-    look_s: float = 0.002
-    """So often the batcher thread looks at slow calls while fetchers merge inline."""
-    # It sleeps through the inline merges: to wake it for each would cost more than they do. 2 ms is
-    # how long a call that has become slow may hold up the others (2026-11-21).
-
     slow_look_s: float = 10.0
     """So often a wait for chunks looks at what it waits for, where nothing wakes it."""
     # Every chunk list and every close wakes it, and the timeout has a deadline of its own. So this
@@ -65,6 +60,15 @@ class Tuning:
     # A second fetcher beside the merge costs four tenths of what both get done: 20 MB batches from
     # filled 7-row chunks came at 410/s, and come at 510 to 640/s (2026-11-21). Limited always, and
     # not only while the merge is busy, 1 MB batches came a fifth to a third slower.
+
+    waiting_list_s: float = 0.001
+    """A chunk list waits for something else, such as a disk, if it waited for more than this."""
+    # A chunk list that computes waits for the interpreter alone, and that for less (2026-11-21).
+
+    turn_s: float = 0.0005
+    """A fetcher holds as many partitions at once as it calls in so long."""
+    # To ask for each under the lock takes longer than a quick call: 64 workers of 8 KB batches take
+    # 48 us of CPU a batch one by one, and 19 to 23 in turns (2026-11-27).
 
     turns_compared: int = 16
     """Of so many partitions whose turn it is the one is called that has been called least."""
@@ -115,74 +119,6 @@ class Tuning:
     outgrown_times: int = 2
     """A chunk list so many times larger than expected stops calls for which there is no room."""
     # Lists of one feed differ by less, as a rule; not measured (2026-11-24).
-
-    # ---- quick calls: one thread makes them all and merges inline
-
-    quick_call_s: float = 0.000_05
-    """A call is quick that takes less than waking another thread."""
-    # 64 workers of 8 KB batches take 12.7 us of CPU a batch for 15 with 20 us, which a call reaches
-    # that waits for the interpreter now and then (2026-11-25).
-
-    quick_bytes: int = 12 * _MIB
-    """The quick chunk lists of all partitions have so many bytes together."""
-    # One thread makes them in turn and then copies them, from its caches if they are no more. With
-    # 16 MiB arrays that are filled came a tenth slower, constant ones a twentieth faster
-    # (2026-11-22). With 8 MiB 1 MB batches of 17-row chunks came 6 % slower (2026-11-24).
-
-    quick_list_s: float = 0.003
-    """No turn of quick calls takes longer, nor a chunk list: the merge waits for both."""
-    # A chunk list of one-row chunks that are filled takes some milliseconds. Since they count as
-    # quick they come at 3,100 batches of 1 MB per second, before at 1,400 to 1,900 (2026-11-22).
-
-    quick_wait_s: float = 0.001
-    """A chunk list of quick calls does not wait for longer, nor is a call tried that takes
-    longer."""
-    # A reader of files waits like that, and others could be called meanwhile: with 3 ms readers
-    # that wait for 1 ms now and then came at half their pace. 64 workers that slept 2 ms beside a
-    # quick one gave a fifth of their rows, since each trial held up the others (2026-11-22).
-
-    quick_lists: int = 16
-    """Of so many chunk lists one may take or wait for longer."""
-    # A thread that another process has taken the core from seems to wait. Where that made calls
-    # slow at once, of 64 workers on a busy machine twelve were slow at any time, and other threads
-    # called those (2026-11-24).
-
-    quick_weight: float = 1 / 8
-    """The weight of the last chunk list in the average of a partition's seconds per call."""
-    # Slow enough that one call which waits for the interpreter changes nothing. A rule that forgot
-    # a slow call after one quick chunk list made readers of shards up to five times slower, since
-    # their slow calls were made one by one (2026-11-21).
-
-    quick_calls: int = 8
-    """A chunk list of fewer calls has less weight."""
-    # Of 64 workers each gives a list of two calls: of the same weight as longer ones, one wait for
-    # the interpreter in eight made them count as slow (2026-11-24).
-
-    first_trial_pause_s: float = 0.1
-    last_trial_pause_s: float = 3.2
-    """After quick calls turned out slow none are tried for so long; doubled up to the second."""
-    # A trial that fails costs a chunk list of at most `quick_list_s`: at worst 3 % of the first
-    # pause, and 0.1 % of the last (by reckoning, 2026-11-22).
-
-    trial_pauses_held: int = 10
-    """Calls that stayed quick for so many of these pauses begin with the first pause again."""
-    # What held so long was no mistake; not measured (2026-11-21).
-
-    # ---- inline merges of arrays that are passed on
-
-    passed_call_s: float = 0.005
-    """After a chunk list of longer calls the batcher thread merges, and no fetcher does."""
-    # Beside longer calls it costs nothing to wake the batcher thread, and a fetcher that merged
-    # would have it look after the calls. 1 MB batches that are passed on came 1.1 to 1.3 times as
-    # fast merged inline (2026-11-22); they come at 0.7 of their pace without (2026-11-24).
-
-    waiting_list_s: float = 0.001
-    """A chunk list waits for something else, such as a disk, if it waited for more than this."""
-    # A chunk list that computes waits for the interpreter alone, and that for less (2026-11-21).
-
-    memory_bytes_per_s: float = 10e9
-    """A call that gives bytes faster than this fills memory, whatever it seems to wait for."""
-    # One thread fills or copies 10 to 30 GB/s; no disk and no decoder does (2026-11-22).
 
     # ---- calls that gave nothing
 

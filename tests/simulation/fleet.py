@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 from feeder.executors.ledger import Ledger, Ticket
 from feeder.workers.errors import ClosedError
 from feeder.workers.fetch.calls import IndexCalls
-from feeder.workers.fetch.scheduler import ChunkList, End, ListLimits, Partition, Scheduler
+from feeder.workers.fetch.scheduler import (
+    Called,
+    CallsReport,
+    ChunkList,
+    End,
+    ListLimits,
+    Partition,
+    Scheduler,
+)
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import num_partitions
 from feeder.workers.stream.batch import Call
@@ -227,7 +235,7 @@ class FleetPipeline(Pipeline):
         most = self._workers.ahead * self._workers.num
         if partition.epoch == place.epoch and index >= self._merge.next_call + most:
             return False
-        self._scheduler.hold([partition], 0, _ONE_CALL, World.current.now)
+        self._scheduler.hold(partition, 0, _ONE_CALL, World.current.now)
         self.fleet.ask((partition, partition.epoch, index), (partition.epoch, index))
         return True
 
@@ -245,7 +253,8 @@ class FleetPipeline(Pipeline):
             partition.chunks.append(chunk)
             self._calls[partition.number]._number += 1
         scheduler = self._scheduler
-        begins = scheduler.give_back(partition, ending, 0.0, ending is None, False)
+        called = Called(partition, CallsReport(rows=ending is None), ending)
+        begins = scheduler.give_back(called, World.current.now, False)
         if begins:
             self._call()
         elif next(iter(scheduler.in_turn(scheduler.ready & partition.bit)), None) is partition:

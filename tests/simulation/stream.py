@@ -238,9 +238,6 @@ class Channel:
     def queue(self, device: int, num: int) -> None:
         pass
 
-    def note_batches(self, *, copied: int, passed: int) -> None:
-        pass
-
     def hand_out(self, device: int, held: Held) -> None:
         pass
 

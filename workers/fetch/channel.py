@@ -2,8 +2,7 @@
 
 A hand-over between threads costs more than the copy of a small chunk, so chunks go in chunk lists.
 A chunk list is handed over when it is full. Where the merge waits for a partition it takes what is
-there after a short grace, also from under a call that does not return. Where the policy says so,
-the fetcher hands nothing over: it merges inline.
+there after a short grace, also from under a call that does not return.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from feeder.workers.errors import ClosedError, FetchTimeout, in_words
-from feeder.workers.fetch.policy import ConcurrencyPolicy, Merger
+from feeder.workers.fetch.policy import ConcurrencyPolicy
 from feeder.workers.fetch.scheduler import (
     BufferBudget,
+    CallsReport,
     ChunkList,
     Held,
     Partition,
@@ -119,28 +119,6 @@ class StallDetector:
         return error
 
 
-class InlineMerge:
-    """How a fetcher that merged inline tells the batcher thread that the stream has ended.
-
-    Owner: the channel's lock.
-    """
-
-    def __init__(self) -> None:
-        self._finished = False
-        self._error: BaseException | None = None
-
-    def finish(self, error: BaseException | None) -> None:
-        """The fetcher has come to the end of the stream, or to an error."""
-        self._finished, self._error = True, error
-
-    def take_end(self) -> bool:
-        """Whether the stream has come to its end; raises the error that it ended with, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        return self._finished
-
-
 class Channel:
     """The partitions of a stream between its fetchers and its merge.
 
@@ -169,11 +147,9 @@ class Channel:
         self._marked = names.spec.seekable
         self._axis = names.spec.axes[0]
         self._silence = StallDetector(scheduler, budget, timeout_s, names, users, tuning, stack_of)
-        self._users = users
         self._policy = ConcurrencyPolicy(
             scheduler, budget, names.spec.batch_size, tuning, waits=waits
         )
-        self._inline = InlineMerge()
         # Clocks of the wait for chunks that is going on.
         self._clocks: Sequence[Stopwatch] = ()
         self._lock = threading.Lock()
@@ -182,12 +158,11 @@ class Channel:
         self._num_idle = 0
         # When the first of them goes on by itself, to call what was put off.
         self._wakes_at = math.inf
+        # What fetchers hold.
+        self._turns: list[Turn] = []
         # Whether one was woken that has not gone on yet. A fetcher that finds a partition wakes the
         # next, so one at a time is enough, and none is woken for what another will find.
         self._is_coming = False
-        # A turn of several partitions, all quick, that is under way and has not been taken back;
-        # there is one at a time.
-        self._round: Turn | None = None
         # The batcher thread waits here for a chunk list of a partition that the merge wants.
         self._arrived = threading.Condition(self._lock)
         # Whoever merges waits here for room to assemble a batch.
@@ -204,8 +179,9 @@ class Channel:
 
     # ---- the fetchers' side
 
-    def acquire(self) -> Turn | None:
-        """Wait for partitions that may be called, and hold them; None when no call is left."""
+    def acquire(self, most: int) -> Turn | None:
+        """Wait for partitions that may be called, and hold so many at most; None when no call is
+        left."""
         waits, until = False, math.inf
         while True:
             with self._lock:
@@ -221,16 +197,14 @@ class Channel:
                     self._wake_all_fetchers()
                     return None
                 self._scheduler.end_pauses(now)
-                partitions = self._policy.pick()
+                partitions = self._policy.pick(most)
                 if partitions:
-                    self._budget.begin_turn()
-                    limits, ident = self._policy.limits_of(partitions[0]), threading.get_ident()
-                    # Before they are held, as their rows count among those begun from then on.
-                    turn = Turn(partitions, *self._policy.turn_limits())
-                    self._scheduler.hold(partitions, ident, limits, now)
-                    if len(partitions) > 1:
-                        self._round = turn
-                        self._budget.round_bytes = turn.max_bytes
+                    limits, ident = self._policy.list_limits(), threading.get_ident()
+                    self._budget.begin_calls(len(partitions))
+                    for partition in partitions:
+                        self._scheduler.hold(partition, ident, limits, now)
+                    turn = Turn(partitions)
+                    self._turns.append(turn)
                     self._wake_fetcher()
                     return turn
                 until = self._scheduler.pause_ends
@@ -240,61 +214,38 @@ class Channel:
                 waits = True
             self._wakes.wait(until - now)
 
-    def release(self, turn: Turn) -> bool:
-        """Give partitions back with what was got. True where the caller is to merge inline before
-        it acquires the next ones.
+    def release(self, turn: Turn) -> None:
+        """Give partitions back with what was got.
 
-        No other fetcher is woken for the sake of these partitions: the caller acquires next.
+        No other fetcher is woken for their sake: the caller acquires next.
         """
         with self._lock:
             now = time.monotonic()
-            self._budget.end_turn()
-            last = self._take_back(turn, now)
+            self._turns.remove(turn)
+            self._take_back(turn, now)
             self.cuts_short = self.closed or self._budget.is_outgrown
-            # Nobody collects any more, and rows that are kept would outlive the feed.
             if self.closed:
+                # Nobody collects any more, and rows that are kept would outlive the feed.
                 self._scheduler.drop_all()
-                return False
-            merger = Merger.NOBODY if last is None else self._policy.lists_came(last, now)
-            if merger is Merger.NOBODY:
-                return False
-            if merger is Merger.BATCHER:
+            elif self._policy.lists_came(now):
                 self._arrived.notify()
-                return False
-            # Under the same lock as the question: of two fetchers only one may merge.
-            self._stop_clocks(now)
-            self._policy.inline_begins()
-            return True
 
-    def _take_back(self, turn: Turn, now: float) -> Partition | None:
+    def _take_back(self, turn: Turn, now: float) -> None:
         """Take back the partitions of a turn that have been called, and those that have not been
-        begun; returns the last one that was called."""
-        if turn is self._round:
-            self._round, self._budget.round_bytes = None, 0
-        last, begins_epoch = None, False
-        calls = rows = num_bytes = largest = 0
-        counted_s = self._policy.counted_wait(self._hungry_for(now))
-        for last, report, ending, put_off_s in turn.take_done():
-            begins_epoch |= self._scheduler.give_back(
-                last, ending, now + put_off_s if put_off_s else 0.0, report.rows > 0, self._marked
-            )
-            self._policy.note_calls(last, report, now, counted_s)
-            calls, rows = calls + report.calls, rows + report.rows
-            num_bytes, largest = num_bytes + report.num_bytes, max(largest, report.num_bytes)
+        begun."""
+        scheduler, begins_epoch = self._scheduler, False
+        for called in turn.take_done():
+            begins_epoch |= scheduler.give_back(called, now, self._marked)
+            self._policy.note_calls(called.partition, called.report)
+            self._budget.end_calls(called.report)
+            if called.report.rows:
+                self._silence.hungry_since = None
         while (partition := turn.take_next()) is not None:
-            begins_epoch |= self._scheduler.let_go(partition)
-        self._budget.add_calls(calls, rows, num_bytes, largest)
-        if rows:
-            self._silence.hungry_since = None
+            begins_epoch |= scheduler.let_go(partition)
+            self._budget.end_calls(CallsReport())
         # All partitions may be called at once, and a stream that has ended lets all go home.
         if begins_epoch:
             self._wake_all_fetchers()
-        return last
-
-    def _hungry_for(self, now: float) -> float:
-        """For how many seconds a user has been waiting for a batch."""
-        waits = [user.waited_since for user in self._users]
-        return max((now - since for since in waits if since is not None), default=0.0)
 
     def pause(self, seconds: float) -> bool:
         """Let time pass; returns at once, with False, when the stream is over."""
@@ -347,33 +298,6 @@ class Channel:
                 self._wait_for(partitions)
             return self._take_all()
 
-    def collect_inline(self, wanted: int | None) -> list[ChunkList] | None:
-        """What `collect` returns, for a fetcher that merges inline. None where there is nothing:
-        the fetcher goes on fetching, and the batcher thread waits on."""
-        with self._lock:
-            partitions = self._scheduler.partitions_of(wanted)
-            self._wait_while_held_back(partitions)
-            if self.closed:
-                raise ClosedError("the feed is stopped")
-            if self._find(partitions):
-                return self._take_all()
-            self._await(partitions, time.monotonic())
-            self._policy.inline_ends()
-            if self._policy.looks_late():
-                self._arrived.notify()
-                # Not only when the thread goes on: until it has the interpreter, calls would be
-                # made one by one.
-                self._policy.batcher_woken()
-            return None
-
-    def finish_inline(self, error: BaseException | None) -> None:
-        """A fetcher that merged inline has come to the end of the stream, or to an error."""
-        with self._lock:
-            self._policy.inline_ends()
-            # Nobody asks any more after the close, and an error holds what its frames do.
-            self._inline.finish(None if self.closed else error)
-            self._arrived.notify()
-
     def _find(self, partitions: Sequence[Partition]) -> bool:
         """Whether there is a chunk list of one of the partitions."""
         if not self._policy.merge_collects(partitions):
@@ -399,23 +323,17 @@ class Channel:
         return found
 
     def _wait_for(self, partitions: Sequence[Partition]) -> None:
-        """Wait in the batcher thread for partitions, or for those that a fetcher which merged
-        inline was waiting for."""
-        now = time.monotonic()
+        """Wait in the batcher thread for partitions."""
         policy = self._policy
         policy.batcher_waits()
-        self._await(partitions, now)
+        self._await(partitions, time.monotonic())
         self._wake_fetcher()
         try:
-            while not self._inline.take_end():
+            while not any(one.chunk_lists for one in partitions):
                 if self.closed:
                     raise ClosedError("the feed is stopped")
-                # Two threads that merge would take the same chunks: this one stays here while a
-                # fetcher merges, whatever has woken it.
-                if not policy.inline and any(one.chunk_lists for one in policy.awaited):
-                    return
                 if self._arrived.wait(policy.looks_in):
-                    policy.batcher_woken()
+                    policy.batcher_waits()
                 else:
                     self._look(time.monotonic())
         finally:
@@ -424,18 +342,18 @@ class Channel:
 
     def _look(self, now: float) -> None:
         """Look after calls that take long; in the batcher thread, which has waited for its time."""
-        # A quick call would have returned by now: the partitions after it do not wait for it.
-        if self._round is not None and not self._policy.merged_inline:
-            self._take_back(self._round, now)
+        # The partitions after a call that does not return do not wait for it.
+        for turn in self._turns:
+            self._take_back(turn, now)
         # Rows that exist are not held back by the call after them.
-        partitions, is_overdue = self._policy.batcher_looks(now)
+        partitions = self._policy.batcher_looks()
         # The look may have allowed more calls.
         self._wake_fetcher()
         found = self._scheduler.take_open(partitions, marked=self._marked)
         for partition in found:
             if any(map(self._has_rows, partition.chunk_lists[-1].chunks)):
                 self._scheduler.note_rows(partition, now)
-        if is_overdue and not found:
+        if not found:
             self._policy.look_in(self._silence.check(partitions, now))
 
     def _has_rows(self, chunk: Any) -> bool:
@@ -488,11 +406,6 @@ class Channel:
             self._scheduler.allow(allowed)
             self._wake_fetcher()
 
-    def note_batches(self, *, copied: int, passed: int) -> None:
-        """Batches were handed over: so many rows of them were copied, so many passed on."""
-        with self._lock:
-            self._policy.batches_made(copied=copied, passed=passed)
-
     def count(self, rows: int, num_bytes: int, kept_rows: int = 0) -> None:
         """Count rows and bytes into the buffers (or, if negative, out of them)."""
         if rows or num_bytes or kept_rows:
@@ -528,16 +441,12 @@ class Channel:
                 self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        # A fetcher that merges inline is counted as idle meanwhile.
         # The starving device's batch goes above the bound: else nothing would ever move.
-        room, now, idle = self._stats.room, time.monotonic(), int(self._policy.inline)
-        room.start(now)
-        self._stats.idle.change(idle, now)
+        room = self._stats.room
+        room.start(time.monotonic())
         while not (self.closed or self._budget.below_bound or self._budget.starving):
             self._room.wait()
-        now = time.monotonic()
-        room.stop(now)
-        self._stats.idle.change(-idle, now)
+        room.stop(time.monotonic())
 
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is started any more."""

@@ -36,12 +36,12 @@ class _Laps:
     """How long each partition's calls take, and for how much of it they wait. Owner: the thread
     that makes the calls.
 
-    Where one thread calls many partitions in turn, its own time is read only after what may have
-    been a wait: to read it takes as long as a quick call.
+    The thread's own time tells calls that compute from calls that wait. It is read only after what
+    may have been a wait: to read it takes as long as a quick call.
     """
 
-    def __init__(self, tuning: Tuning, are_many: bool) -> None:
-        self._least_s = tuning.quick_wait_s if are_many else 0.0
+    def __init__(self, tuning: Tuning) -> None:
+        self._least_s = tuning.waiting_list_s
         self.at = self._read_at = time.monotonic()
         """When the last lap ended."""
         self._computed = time.thread_time()
@@ -52,7 +52,6 @@ class _Laps:
         took = self.at - before
         if took < self._least_s:
             return took, 0.0
-        # The thread's own time tells calls that compute from calls that wait.
         computed = time.thread_time()
         waited = self.at - self._read_at - (computed - self._computed)
         self._read_at, self._computed = self.at, computed
@@ -92,22 +91,21 @@ class Fetcher:
         """Digests of chunks as they were returned (debug switch), by partition, epoch and call; or
         `OTHER_ROWS`. Fetchers write, the merge takes out."""
 
-    def fill(self, turn: Turn) -> bool:
-        """Make calls on each partition of a turn until a chunk list is full, and give all of them
-        back. True where the caller is to merge inline."""
-        # Once known, bytes are counted by rows: the merge may take chunks from under the call.
-        row_bytes, laps = self._channel.row_bytes, _Laps(self._tuning, len(turn.todo) > 1)
-        last, rows, num_bytes = laps.at + self._tuning.quick_list_s, 0, 0
+    def fill(self, turn: Turn) -> int:
+        """Make calls on each partition of a turn until its chunk list is full, and give all back;
+        returns how many the next turn may have."""
+        laps, num = _Laps(self._tuning), 0
+        last = laps.at + self._tuning.turn_s
         while (partition := turn.take_next()) is not None:
-            called = self._call_partition(partition, row_bytes, laps)
-            turn.done.append(called)
-            rows, num_bytes = rows + called[1].rows, num_bytes + called[1].num_bytes
-            is_full = rows >= turn.max_rows or num_bytes >= turn.max_bytes
-            if is_full or laps.at > last or self._channel.cuts_short:
+            turn.done.append(self._call_partition(partition, laps))
+            num += 1
+            if laps.at > last or self._channel.cuts_short:
                 break  # The others go back as they are.
-        return self._channel.release(turn)
+        self._channel.release(turn)
+        took = laps.at - last + self._tuning.turn_s
+        return max(1, min(2 * num, int(num * self._tuning.turn_s / max(took, 1e-9))))
 
-    def _call_partition(self, partition: Partition, row_bytes: int | None, laps: _Laps) -> Called:
+    def _call_partition(self, partition: Partition, laps: _Laps) -> Called:
         number, stats = partition.number, self._stats
         calls = self._calls[number]
         try:
@@ -118,12 +116,13 @@ class Fetcher:
                 laps.lap()
         except BaseException as error:
             if self._is_of_the_end(error):
-                return partition, _NOTHING, None, 0.0
+                return Called(partition, _NOTHING)
             stats.fail(number, in_words(error))
             if not isinstance(error, FeedError):
                 error = self._failed(partition, partition.next, error)
-            return partition, _NOTHING, error, 0.0
-        first = partition.next
+            return Called(partition, _NOTHING, error)
+        # Once known, bytes are counted by rows: the merge may take chunks from under the call.
+        first, row_bytes = partition.next, self._channel.row_bytes
         partition.begin_calls(laps.at)
         stats.begin_list(number, laps.at)
         num_calls, rows, num_bytes, outcome = self._call(partition, calls, row_bytes)
@@ -136,7 +135,7 @@ class Fetcher:
             self._failures[number] = 0
             partition.note_chunks()
         if outcome is _FULL:
-            return partition, report, None, 0.0
+            return Called(partition, report)
         return self._judge(partition, calls, report, first + num_calls, outcome)
 
     def _put_back(self, partition: Partition, calls: PartitionCalls) -> None:
@@ -219,9 +218,9 @@ class Fetcher:
             self._stats.nothings[partition.number] += 1
             tuning = self._tuning
             put_off_s = partition.back_off(tuning.first_none_pause_s, tuning.last_none_pause_s)
-            return partition, report, None, put_off_s
+            return Called(partition, report, None, put_off_s)
         if isinstance(outcome, StopIteration):
-            return partition, report, self._end(partition, calls, call), 0.0
+            return Called(partition, report, self._end(partition, calls, call))
         assert isinstance(outcome, BaseException)
         return self._retry(partition, calls, report, call, outcome)
 
@@ -243,7 +242,7 @@ class Fetcher:
     ) -> Called:
         """A call raised: have it made again, or put its error in its place in the stream."""
         if self._is_of_the_end(error):
-            return partition, report, None, 0.0
+            return Called(partition, report)
         number = partition.number
         failures = self._failures[number]
         self._stats.fail(number, in_words(error))
@@ -259,8 +258,8 @@ class Fetcher:
                 error = undo_error
             else:
                 put_off_s = self._run.retry_backoff_s * 2**failures
-                return partition, report, None, put_off_s
-        return partition, report, self._failed(partition, call, error), 0.0
+                return Called(partition, report, None, put_off_s)
+        return Called(partition, report, self._failed(partition, call, error))
 
     def _is_of_the_end(self, error: BaseException) -> bool:
         """Whether a call in a process was cut off because the stream is over: no fault of its."""

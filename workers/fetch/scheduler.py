@@ -209,10 +209,15 @@ class CallsReport(NamedTuple):
     """Those of them in which the thread did not compute."""
 
 
-Called = tuple[Partition, CallsReport, End | FeedError | None, float]
-"""A partition that a fetcher has called, and what came of it: what its calls came to, what they
-ended with, and how many seconds pass before its next call. A plain tuple: to make one with names
-takes as long as a quick call."""
+class Called(NamedTuple):
+    """What came of a partition that a fetcher has called."""
+
+    partition: Partition
+    report: CallsReport
+    ending: End | FeedError | None = None
+    """What its calls ended with."""
+    put_off_s: float = 0.0
+    """How many seconds pass before its next call."""
 
 
 class Turn:
@@ -223,12 +228,9 @@ class Turn:
     that does not return holds up no partition but its own.
     """
 
-    __slots__ = ("done", "max_bytes", "max_rows", "todo")
+    __slots__ = ("done", "todo")
 
-    def __init__(self, partitions: Iterable[Partition], max_rows: int, max_bytes: int) -> None:
-        self.max_rows = max_rows
-        self.max_bytes = max_bytes
-        """No partition is begun once the others have given so many rows, or so many bytes."""
+    def __init__(self, partitions: Iterable[Partition]) -> None:
         self.todo = deque(partitions)
         """Not begun."""
         self.done: deque[Called] = deque()
@@ -352,50 +354,40 @@ class Scheduler:
         """When a partition that is put off may be called; infinite where there is none."""
         return self._put_off[0][0] if self._put_off else math.inf
 
-    def hold(
-        self, partitions: Sequence[Partition], ident: int, limits: ListLimits, now: float
-    ) -> None:
-        """A fetcher holds the partitions from now on, and calls the last one last."""
-        bits = bits_of(partitions)
-        for partition in partitions:
-            partition.running, partition.ident, partition.limits = True, ident, limits
-            if self._allowed is not None:
-                most = min(limits.calls, self.num_allowed(partition))
-                partition.limits = limits._replace(calls=most)
-            # It counts from the first of several calls that give nothing: each begins anew only
-            # where rows came.
-            if partition.silent_since is None:
-                partition.silent_since = now
-        self.running |= bits
-        self._ready &= ~bits
-        self.begun_rows += limits.rows * len(partitions)
-        self._next = (partitions[-1].number + 1) % len(self.partitions)
+    def hold(self, partition: Partition, ident: int, limits: ListLimits, now: float) -> None:
+        """A fetcher holds the partition from now on."""
+        partition.running, partition.ident, partition.limits = True, ident, limits
+        if self._allowed is not None:
+            most = min(limits.calls, self.num_allowed(partition))
+            partition.limits = limits._replace(calls=most)
+        # It counts from the first of several calls that give nothing: each begins anew only where
+        # rows came.
+        if partition.silent_since is None:
+            partition.silent_since = now
+        self.running |= partition.bit
+        self._ready &= ~partition.bit
+        self.begun_rows += limits.rows
+        self._next = (partition.number + 1) % len(self.partitions)
 
-    def give_back(
-        self,
-        partition: Partition,
-        ending: End | FeedError | None,
-        ready_at: float,
-        gave_rows: bool,
-        marked: bool,
-    ) -> bool:
+    def give_back(self, called: Called, now: float, marked: bool) -> bool:
         """A fetcher gives a partition back with what it has got; returns whether that ended the
         epoch for all."""
+        partition, ending = called.partition, called.ending
         # Chunks without rows may come for ever: they do not end a silence.
-        if gave_rows:
+        if called.report.rows:
             partition.silent_since = None
         chunk_list = partition.take_open(ending, marked=marked)
         if chunk_list is not None:
             self._hand_over(partition, chunk_list)
         self._release(partition)
-        if ending is None and not ready_at:
+        if ending is None and not called.put_off_s:
             self._offer(partition)
         elif isinstance(ending, End):
             partition.silent_since = None
             self._end(partition, partition.next)
         # The error has a place in the stream: nothing that the partition could give comes after it.
         elif ending is None:
-            heappush(self._put_off, (ready_at, partition.number))
+            heappush(self._put_off, (now + called.put_off_s, partition.number))
         return not self.running and self._begin_epoch()
 
     def _offer(self, partition: Partition) -> None:
@@ -546,14 +538,11 @@ class BufferBudget:
         self.max_bytes = max_bytes
         self._least_bytes = least_bytes
         self.list_bytes = list_bytes
-        """What each fetcher that is calling is taken to add."""
+        """What each of these is taken to add."""
         self._seen_bytes = 0
         self._kept_share = 1 - 1 / (TUNING.lists_remembered * num_partitions)
         self.num_calling = 0
-        """Fetchers that are calling."""
-        self.round_bytes = 0
-        """What the turn of several partitions that is under way is taken to add besides; 0 where
-        there is none."""
+        """Partitions that fetchers hold, each of which is going to add a chunk list."""
         self.is_outgrown = False
         """Whether chunk lists have become much larger than those that are under way were taken for,
         so that there is no room for them."""
@@ -586,18 +575,19 @@ class BufferBudget:
         return self.room_rows() > 0 and self.has_bytes_for(self.num_calling)
 
     def has_bytes_for(self, num_calling: int) -> bool:
-        """Whether the bound on bytes is not reached with what so many fetchers are going to add."""
+        """Whether the bound on bytes is not reached with what so many chunk lists add."""
         return self.room_bytes(num_calling) > 0
 
+    def num_lists(self) -> int:
+        """How many more chunk lists there is room for."""
+        return self.room_bytes(self.num_calling) // max(1, self.list_bytes)
+
     def room_bytes(self, num_calling: int) -> int:
-        """Bytes that there is room for beside what so many fetchers are going to add; negative
-        above the bound."""
+        """Bytes that there is room for beside what so many chunk lists add; negative above the
+        bound."""
         # Before the first chunk list its size is a guess; a wrong one is corrected by the first.
         held = self.bytes + self.kept_rows * (self.row_bytes or 0)
-        # A turn of several partitions adds a list of each. Counted as one list, 64 quick workers
-        # held 13 rows of 100 kB under a bound of 1 MB (2026-11-27).
-        begun = num_calling * self.list_bytes + self.round_bytes if num_calling else 0
-        return self.max_bytes - held - begun
+        return self.max_bytes - held - num_calling * self.list_bytes
 
     def room_rows(self) -> int:
         """Rows that there is room for; negative above the bound."""
@@ -610,20 +600,17 @@ class BufferBudget:
         and not at the one whose batch is next."""
         return 0 in self.waiting
 
-    def begin_turn(self) -> None:
-        """A fetcher begins to call."""
-        self.num_calling += 1
+    def begin_calls(self, num: int) -> None:
+        """A fetcher holds so many more partitions."""
+        self.num_calling += num
 
-    def end_turn(self) -> None:
-        """It has given its partitions back."""
+    def end_calls(self, report: CallsReport) -> None:
+        """It has given one of them back; its calls came to this."""
         self.num_calling -= 1
-
-    def add_calls(self, calls: int, rows: int, num_bytes: int, largest: int) -> None:
-        """A fetcher has handed over what these calls gave. `largest`: the bytes of its largest
-        chunk list."""
-        has_grown = largest > TUNING.outgrown_times * self.list_bytes
+        num_bytes = report.num_bytes
+        has_grown = num_bytes > TUNING.outgrown_times * self.list_bytes
         # A chunk list without a chunk says nothing of how large the next one will be.
-        if calls:
+        if report.calls:
             # Chunks of one feed may differ much, and some large ones may be under way when a small
             # one comes: a large list is forgotten slowly. Of 64 workers whose chunks had 10 MB and
             # 8 kB in turns, 140 to 270 MB were held under a bound of 20 MB where the last list
@@ -631,10 +618,10 @@ class BufferBudget:
             # by those of all: else the small ones of partitions that are behind make the large one
             # forgotten before these come to theirs. What no count foresees is a first large chunk
             # of each call that is under way.
-            self._seen_bytes = max(largest, int(self._seen_bytes * self._kept_share))
+            self._seen_bytes = max(num_bytes, int(self._seen_bytes * self._kept_share))
             self.list_bytes = self._seen_bytes
         self.ahead_bytes += num_bytes
-        self.add(rows, num_bytes)
+        self.add(report.rows, num_bytes)
         self.is_outgrown = (has_grown or self.is_outgrown) and not self.has_bytes_for(
             self.num_calling
         )

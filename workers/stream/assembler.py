@@ -109,7 +109,7 @@ class Assembler:
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
         self._freed_later = 0
-        self._kept = self._dropped = self._dropped_bytes = self._copied = self._passed = 0
+        self._kept = self._dropped = self._dropped_bytes = self._copied = 0
 
     @property
     def columns(self) -> Columns | None:
@@ -285,12 +285,12 @@ class Assembler:
         self._slot = None
         self._spare.clear()
 
-    def settle(self) -> tuple[int, int, int, int, int]:
+    def settle(self) -> tuple[int, int, int, int]:
         """What has changed since the last call: by how many rows those have grown that are kept
-        though copied, how many rows were dropped and their bytes, into how many slots was copied,
-        and how many batches were passed on."""
-        settled = self._kept, self._dropped, self._dropped_bytes, self._copied, self._passed
-        self._kept = self._dropped = self._dropped_bytes = self._copied = self._passed = 0
+        though copied, how many rows were dropped and their bytes, and into how many slots was
+        copied."""
+        settled = self._kept, self._dropped, self._dropped_bytes, self._copied
+        self._kept = self._dropped = self._dropped_bytes = self._copied = 0
         return settled
 
     def _drop(self) -> None:
@@ -351,7 +351,6 @@ class Assembler:
             # What its calls have written is as good as passed on.
             self.is_written = not self._has_copied
             self._copied += self._has_copied
-            self._passed += self.is_written
             self._has_copied = False
         return self._lease(slot, rows)
 
@@ -525,7 +524,6 @@ class Assembler:
         if self._places is not None:
             self._places.pass_by(self.turn, None)
             self.is_written = False
-        self._passed += 1
         return self._own(arrays), None
 
     def _own(self, arrays: Arrays) -> Arrays:

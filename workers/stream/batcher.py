@@ -1,4 +1,4 @@
-"""Makes batches and puts them on device queues: in the batcher's thread or in a fetcher's."""
+"""Makes batches and puts them on device queues, in the batcher's thread."""
 
 from __future__ import annotations
 
@@ -151,12 +151,9 @@ class RoundRobinRouter:
         group, self._group, self._bytes = self._group, [], 0
         num, row_bytes = len(self._queues), self._channel.row_bytes or 0
         # Counted in groups too: each count takes the channel's lock.
-        kept, dropped, dropped_bytes, copied, passed = self._assembler.settle()
+        kept, dropped, dropped_bytes, copied = self._assembler.settle()
         self._channel.count(-dropped, -dropped_bytes, kept)
         self._count(group)
-        # Only what was made since the last flush says whether batches are passed on at present.
-        if group or copied:
-            self._channel.note_batches(copied=copied, passed=passed)
         # One lock for the whole group; with several devices the order of the stream comes first.
         if num == 1 and group:
             self._put(0, group)
@@ -258,9 +255,7 @@ class RoundRobinRouter:
 class Batcher:
     """Turns chunk lists into batches, and hands these to the router.
 
-    One thread at a time runs this: the batcher's thread (`run`), or a fetcher's while it merges
-    inline (`merge_inline`); the channel sees to that. Merge, assembler and router belong to that
-    thread.
+    The batcher's thread owns it, and merge, assembler and router.
     """
 
     def __init__(
@@ -298,26 +293,6 @@ class Batcher:
                 self._provide()
                 self._merge.push(self._channel.collect(self._merge.wanted))
         self._router.finish(self._assembler.start_of(self._merge.position))
-
-    def merge_inline(self) -> None:
-        """Do the batcher's work in a fetcher's thread, while the batcher's own thread waits, until
-        there is nothing to merge."""
-        try:
-            while not self._merge.finished:
-                chunk_lists = self._channel.collect_inline(self._merge.wanted)
-                if chunk_lists is None:
-                    return
-                self._merge.push(chunk_lists)
-                # As above: the assembler passes an array on only where nobody else refers to it.
-                del chunk_lists
-                self._merge_all()
-                self._router.flush()
-                if not self._merge.finished:
-                    self._provide()
-        except BaseException as error:
-            self._channel.finish_inline(error)
-        else:
-            self._channel.finish_inline(None)
 
     def _provide(self) -> None:
         """Have slots for the next batches, and let their calls be made, which may write there."""

@@ -88,7 +88,7 @@ class Head:
 class Merge:
     """Merges chunk lists in ticket order, or in the order of arrival.
 
-    Owned by the thread that makes batches: the batcher's, or that of a fetcher which merges inline.
+    Owned by the batcher's thread.
     The channel lets one of them in at a time. Nothing here locks, waits or looks at a clock, so
     the same chunk lists always come out in the same order.
     """

@@ -81,7 +81,7 @@ def test_a_batch_is_where_its_calls_wrote(running: Any) -> None:
         return out
 
     seen, num = [], 0
-    with running(fetch) as feed:
+    with running(fetch, max_buffered_batches=2) as feed:
         for batch in feed:
             seen += batch["x"].tolist()
             first = batch["x"].ctypes.data
@@ -301,7 +301,10 @@ def test_a_call_that_does_not_return_writes_into_no_batch_of_the_next_run(
         return (array,)
 
     # Its server says so when it is closed, too.
-    with pytest.raises(feeder.StuckWorkerError), serving(make(fetch)) as server:
+    with (
+        pytest.raises(feeder.StuckWorkerError),
+        serving(make(fetch, max_buffered_batches=2)) as server,
+    ):
         with reading(server, hold=50) as consumer:
             assert [row for _ in range(5) for row in next(consumer)["x"].tolist()] == WHOLE[:20]
             assert waits.wait(10)

@@ -140,7 +140,7 @@ def test_a_stuck_feed_does_not_keep_the_others_from_ending(
     monkeypatch.setattr("feeder.feeds.coordinator.STOP_DEADLINE_S", 3.0)
     fetch = Held()
     coordinator = make(fetch, num_worker_threads=1)
-    make(Held(1000), input_source_name="val", coordinator=coordinator)
+    make(Held(1_000_000), input_source_name="val", coordinator=coordinator)
     make(fetch, input_source_name="test", num_worker_threads=1, coordinator=coordinator)
     with pytest.raises(feeder.StuckWorkerError) as caught, coordinator:
         assert fetch.entered.wait(WAIT_S)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feeder.workers.fetch.policy import CallKind, ConcurrencyPolicy, Merger
+from feeder.workers.fetch.policy import ConcurrencyPolicy
 from feeder.workers.fetch.scheduler import (
     BufferBudget,
+    Called,
     CallsReport,
     End,
     ListLimits,
@@ -20,9 +21,7 @@ from feeder.workers.tuning import Tuning
 
 NUM_PARTITIONS, BATCH = 4, 4
 TUNING = Tuning(max_computing=1)
-LIMITS = ListLimits(1, 1, 1, 0.0)
 
-QUICK = CallsReport(100, 10, 800, 0.0002, 0.0)
 COMPUTES = CallsReport(1, 1, 8, 0.004, 0.0)
 
 
@@ -39,36 +38,34 @@ class Stage:
 
     def pick(self) -> Partition | None:
         """A fetcher asks for a partition, and holds it."""
-        found = self.policy.pick()
-        assert len(found) <= 1 and self.policy.has_work() is bool(found)
+        found = self.policy.pick(1)
+        assert self.policy.has_work() is bool(found)
         for partition in found:
-            self.budget.begin_turn()
-            self.hold(partition, self.policy.limits_of(partition))
+            self.hold(partition)
         return found[0] if found else None
 
-    def hold(self, partition: Partition, limits: ListLimits = LIMITS) -> None:
+    def hold(self, partition: Partition) -> ListLimits:
         """A fetcher calls a partition."""
-        self.scheduler.hold([partition], 1, limits, self.now)
+        limits = self.policy.list_limits()
+        self.budget.begin_calls(1)
+        self.scheduler.hold(partition, 1, limits, self.now)
         partition.begin_calls(self.now)
+        return limits
 
-    def give_back(self, partition: Partition, report: CallsReport) -> Merger:
-        """It gives the partition back after some calls."""
-        self.budget.end_turn()
+    def give_back(self, partition: Partition, report: CallsReport, put_off_s: float = 0.0) -> bool:
+        """It gives the partition back after some calls; whether the merge is woken."""
         partition.chunks.append((np.zeros(1),))
-        self.budget.add_calls(*report[:3], report.num_bytes)
-        self.scheduler.give_back(partition, None, 0.0, True, False)
-        self.policy.note_calls(partition, report, self.now)
-        return self.policy.lists_came(partition, self.now)
+        self.scheduler.give_back(Called(partition, report, None, put_off_s), self.now, False)
+        self.policy.note_calls(partition, report)
+        self.budget.end_calls(report)
+        return self.policy.lists_came(self.now)
 
-    def make_all(self, report: CallsReport, kind: CallKind) -> None:
-        """Teach the policy what the calls of all partitions are like; the merge has all chunk
-        lists."""
+    def make_all(self, report: CallsReport) -> None:
+        """The calls of all partitions came to this; the merge has all chunk lists."""
         for partition in self.partitions:
             for _ in range(2):
                 self.hold(partition)
-                self.budget.begin_turn()
                 self.give_back(partition, report)
-        assert {self.policy.kind_of(partition) for partition in self.partitions} == {kind}
         self.collect(0)
 
     def collect(self, number: int) -> None:
@@ -91,7 +88,7 @@ def test_a_partition_is_called_ahead_of_the_merge_by_its_share_of_the_bound(
     """Else a few would take all room, while those whose turn comes before are slow."""
     stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
     report = COMPUTES._replace(rows=rows)
-    stage.make_all(report, CallKind.COMPUTES)
+    stage.make_all(report)
     stage.collect(1)
     first, second, third, fourth = stage.partitions
     assert (second.made, stage.pick()) == (2, second)
@@ -104,18 +101,15 @@ def test_a_partition_is_called_ahead_of_the_merge_by_its_share_of_the_bound(
 
 
 @pytest.mark.parametrize("num_partitions", [1, 2, 4])
-@pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("row_bytes", [1024, 2**16, 2**18])
 @pytest.mark.parametrize(
     ("max_batches", "max_mib"), [(20, None), (1000, 16), (1000, 32), (1000, 64), (1000, 1)]
 )
 def test_chunk_lists_together_stay_within_the_bound_and_half_of_its_bytes(
-    num_partitions: int, quick: bool, row_bytes: int, max_batches: int, max_mib: int | None
+    num_partitions: int, row_bytes: int, max_batches: int, max_mib: int | None
 ) -> None:
     """Or are a batch each, if that is more."""
     stage = Stage(num_partitions=num_partitions)
-    if quick:
-        stage.make_all(QUICK, CallKind.QUICK)
     budget = stage.budget
     budget.max_rows, budget.rows, budget.bytes = max_batches * BATCH, 0, 0
     budget.max_bytes = 10**12 if max_mib is None else max_mib * 2**20
@@ -123,18 +117,13 @@ def test_chunk_lists_together_stay_within_the_bound_and_half_of_its_bytes(
     budget.list_bytes = 0
     total = 0
     for partition in stage.partitions:
-        budget.begin_turn()
-        limits = stage.policy.limits_of(partition)
-        stage.hold(partition, limits)
+        limits = stage.hold(partition)
         assert limits.rows >= BATCH and limits.rows * row_bytes <= TUNING.list_bytes
         assert limits.calls == min(limits.rows, TUNING.list_calls)
         total += limits.rows
     assert total <= max(BATCH * num_partitions, max_batches * BATCH)
     if max_mib is not None:
         assert total * row_bytes <= max(BATCH * num_partitions * row_bytes, max_mib * 2**19)
-
-
-MARKS = CallsReport(1, BATCH, 20_000_000, 0.000_008, 0.0)
 
 
 def test_slots_are_taken_for_what_fetchers_fill_at_a_time_and_fit_into_the_bound() -> None:
@@ -146,56 +135,22 @@ def test_slots_are_taken_for_what_fetchers_fill_at_a_time_and_fit_into_the_bound
     assert ahead(1) == 3
     stage.budget.queue(0, 100)
     assert ahead(1) == 1, "the next batch always gets a slot"
-    stage.budget.queue(0, -347)
-    # Quick ones give many batches at a time.
-    stage.scheduler.allow((0, 10**6))
-    stage.policy.batches_made(copied=0, passed=1)
-    stage.policy.note_calls(stage.partitions[0], MARKS, stage.now)
-    assert ahead(1) == 1 + 4 + TUNING.list_batches
 
 
 def test_a_partition_with_something_to_collect_is_called_below_8_mib_or_for_a_waiting_merge() -> (
     None
 ):
     stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
-    stage.make_all(COMPUTES, CallKind.COMPUTES)
+    stage.make_all(COMPUTES)
     for partition in stage.partitions:
         assert stage.pick() is partition
         stage.give_back(partition, COMPUTES)
     stage.budget.ahead_bytes = TUNING.ahead_bytes - 1
-    assert stage.policy.pick()
+    assert stage.policy.pick(1)
     stage.budget.ahead_bytes = TUNING.ahead_bytes
-    assert not stage.policy.pick()
+    assert not stage.policy.pick(1)
     stage.scheduler.want(stage.scheduler.partitions_of(0), stage.now)
-    assert stage.policy.pick()
-
-
-@pytest.mark.parametrize(
-    ("hungry_s", "others", "kind"),
-    [
-        (1.0, None, CallKind.WAITS),
-        # While nobody waits for a batch, the user's thread may have the interpreter.
-        (0.0, None, CallKind.QUICK),
-        # So may calls that compute, and those that wait for something else do not have it.
-        (1.0, CallKind.COMPUTES, CallKind.QUICK),
-        (1.0, CallKind.WAITS, CallKind.WAITS),
-    ],
-)
-def test_quick_calls_may_wait_for_the_interpreter(
-    hungry_s: float, others: CallKind | None, kind: CallKind
-) -> None:
-    stage = Stage()
-    stage.make_all(QUICK, CallKind.QUICK)
-    first, second = stage.partitions[:2]
-    if others is not None:
-        stage.policy._set_kind(second, others)
-        stage.hold(second)
-        stage.budget.begin_turn()
-    long = QUICK._replace(took=0.0042, waited=0.004)
-    for _ in range(2):
-        counted_s = stage.policy.counted_wait(hungry_s)
-        stage.policy.note_calls(first, long, stage.now, counted_s)
-    assert stage.policy.kind_of(first) is kind
+    assert stage.policy.pick(1)
 
 
 @pytest.mark.parametrize("why", ["grace", "looks late", "bound"])
@@ -210,10 +165,10 @@ def test_after_the_grace_the_merge_is_woken_once(why: str) -> None:
         stage.policy.look_in(TUNING.slow_look_s)
     else:
         stage.budget.add(2000, 0)
-    assert stage.give_back(first, COMPUTES) is Merger.BATCHER
+    assert stage.give_back(first, COMPUTES)
     # The mark is cleared by who notifies: the next does not notify again.
     assert first.wanted_since is None
-    assert stage.give_back(second, COMPUTES) is Merger.NOBODY
+    assert not stage.give_back(second, COMPUTES)
 
 
 def test_partitions_are_called_in_turn_and_those_that_are_put_off_when_their_time_has_come() -> (
@@ -221,10 +176,11 @@ def test_partitions_are_called_in_turn_and_those_that_are_put_off_when_their_tim
 ):
     stage = Stage(num_partitions=2)
     scheduler, (first, second) = stage.scheduler, stage.partitions
-    for partition, ready_at in ((first, 7.5), (second, 7.0)):
+    for partition, put_off_s in ((first, 7.5), (second, 7.0)):
         assert stage.pick() is partition
-        scheduler.give_back(partition, None, ready_at, True, False)
-    for ready_at, partition in ((7.0, second), (7.5, first)):
+        stage.give_back(partition, COMPUTES, put_off_s)
+    for put_off_s, partition in ((7.0, second), (7.5, first)):
+        ready_at = stage.now + put_off_s
         assert scheduler.pause_ends == ready_at and stage.pick() is None
         scheduler.end_pauses(ready_at)
         assert stage.pick() is partition
@@ -241,6 +197,22 @@ def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
     assert not budget.below_bound
 
 
+def test_a_turn_has_as_many_partitions_as_there_is_room_for() -> None:
+    stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
+    first, second, *_ = stage.partitions
+    first.made = 1
+    assert stage.policy.pick(1) == [second]
+    # From the one on that was called least.
+    assert stage.policy.pick(9) == [*stage.partitions[1:], first]
+    assert stage.policy.pick(2) == [*stage.partitions[1:3]]
+    stage.budget.max_rows, stage.budget.rows = 2 * BATCH, 0
+    assert len(stage.policy.pick(9)) == 2
+    stage.budget.max_rows, stage.budget.max_bytes, stage.budget.list_bytes = 1000, 100, 30
+    assert len(stage.policy.pick(9)) == 3
+    stage.budget.bytes = 100
+    assert not stage.policy.pick(9)
+
+
 # ---- which call is made next
 
 
@@ -255,11 +227,11 @@ def pick(scheduler: Scheduler) -> Partition | None:
 
 
 def hold(scheduler: Scheduler, partition: Partition) -> None:
-    scheduler.hold([partition], 1, ListLimits(1, 1, 1, 0.0), 0.0)
+    scheduler.hold(partition, 1, ListLimits(1, 1, 1, 0.0), 0.0)
 
 
 def give_back(scheduler: Scheduler, partition: Partition, ending: End | None = None) -> bool:
-    return scheduler.give_back(partition, ending, 0.0, True, False)
+    return scheduler.give_back(Called(partition, CallsReport(1, 1), ending), 0.0, False)
 
 
 def test_what_was_handed_over_is_known_until_it_is_collected() -> None:
@@ -297,11 +269,12 @@ def test_only_calls_of_batches_that_have_a_slot_are_made() -> None:
     scheduler.allow((0, 3))
     assert scheduler.has_places
     assert [scheduler.num_allowed(partition) for partition in (one, other)] == [2, 1]
-    scheduler.hold([one, other], 1, ListLimits(100, 100, 100, 0.0), 0.0)
+    for partition in (one, other):
+        scheduler.hold(partition, 1, ListLimits(100, 100, 100, 0.0), 0.0)
     assert [partition.limits.calls for partition in (one, other)] == [2, 1]
     for partition, calls in ((one, 2), (other, 1)):
         partition.chunks.extend([()] * calls)
-        scheduler.give_back(partition, None, 0.0, True, False)
+        give_back(scheduler, partition)
     assert list(scheduler.in_turn(scheduler.ready)) == []
     scheduler.allow((0, 4))
     assert list(scheduler.in_turn(scheduler.ready)) == [other]

@@ -1,4 +1,4 @@
-"""A fetcher whose calls are quick merges inline; nothing else about a feed changes."""
+"""A call that fails, or does not return, holds up nobody else, nor what it has got before."""
 
 from __future__ import annotations
 
@@ -11,29 +11,9 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.workers import pipeline
-from small import WAIT_S, Counted, chunk, ids, make
+from small import WAIT_S, chunk, ids, make
 
 pytestmark = pytest.mark.served
-
-ALWAYS, NEVER = 1e9, 0.0
-
-
-def tune(monkeypatch: pytest.MonkeyPatch, **tuning: float) -> None:
-    """Feeds that are made from now on run with other tuning constants."""
-    monkeypatch.setattr(pipeline, "TUNING", pipeline.TUNING.replace(**tuning))
-
-
-@pytest.fixture(params=[ALWAYS, NEVER], ids=["quick", "slow"])
-def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether every call counts as quick, or none."""
-    tune(
-        monkeypatch,
-        quick_call_s=request.param,
-        quick_list_s=request.param,
-        quick_wait_s=request.param,
-    )
-    return bool(request.param)
 
 
 class Endless:
@@ -61,14 +41,7 @@ def held() -> Iterator[Endless]:
     fetch.released.set()
 
 
-def test_the_stream_ends_where_a_fetcher_comes_to_its_end(quick: bool) -> None:
-    for _ in range(20):
-        with make(Counted(num_calls=40, rows=3), num_worker_threads=2, epochs=3) as coordinator:
-            got = ids(coordinator["train"])
-        assert len(got) == 3 * 2 * 40 * 3
-
-
-def test_an_error_comes_in_its_place(quick: bool) -> None:
+def test_an_error_comes_in_its_place() -> None:
     def fetch(worker_id: int, batch_size: int) -> Any:
         calls[worker_id] += 1
         (rows,) = chunk(worker_id, calls[worker_id], 4)
@@ -84,7 +57,7 @@ def test_an_error_comes_in_its_place(quick: bool) -> None:
 
 
 def test_what_a_call_that_does_not_return_has_got_before_is_delivered(
-    quick: bool, held: Endless
+    held: Endless,
 ) -> None:
     with make(held, num_worker_threads=2, batch_size=21) as coordinator:
         (batch,) = [next(coordinator["train"])]
@@ -92,7 +65,7 @@ def test_what_a_call_that_does_not_return_has_got_before_is_delivered(
         held.released.set()
 
 
-def test_a_call_that_does_not_return_is_told_after_the_timeout(quick: bool, held: Endless) -> None:
+def test_a_call_that_does_not_return_is_told_after_the_timeout(held: Endless) -> None:
     with make(held, num_worker_threads=2, timeout=1.0) as coordinator:
         feed = coordinator["train"]
         got = ids(next(feed) for _ in range(5))
@@ -104,7 +77,7 @@ def test_a_call_that_does_not_return_is_told_after_the_timeout(quick: bool, held
 
 
 def test_in_order_of_arrival_others_go_on_beside_a_call_that_does_not_return(
-    quick: bool, held: Endless
+    held: Endless,
 ) -> None:
     with make(held, num_worker_threads=2, order="arrival", max_buffered_batches=8) as coordinator:
         feed = coordinator["train"]
@@ -115,8 +88,7 @@ def test_in_order_of_arrival_others_go_on_beside_a_call_that_does_not_return(
 
 
 def test_rows_that_come_after_a_lull_are_handed_over() -> None:
-    """The batcher looks rarely by then, and what gives nothing takes next to no time, so that it
-    counts as quick: its first rows go at once all the same."""
+    """The batcher looks rarely by then: the first rows go at once all the same."""
     taken, calls = threading.Event(), iter(range(100))
 
     def fetch(call: feeder.Call) -> Any:
