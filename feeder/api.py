@@ -114,8 +114,7 @@ def init_data_input_workers(
             `global_batch_size`.
         num_worker_threads: Number of worker ids, W. Part of the stream.
         input_source_name: The name of the feed.
-        max_buffered_batches: Bound on the rows between `fetch_fun` and the user, in batches; or
-            1 MiB of rows, where that is more (not with `dont_rebatch`).
+        max_buffered_batches: Bound on the rows between `fetch_fun` and the user, in batches.
         init_fun: Called as ``init_fun(feed, coordinator)`` once, before any thread starts.
         external_loggers: Objects whose ``log(dict)`` gets statistics each minute and at the stop.
         dont_rebatch: Make each chunk with rows a batch, of whatever size.

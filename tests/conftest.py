@@ -15,7 +15,6 @@ import costs
 import needs
 import parts
 import zygote
-from feeder.workers import pipeline
 from leaks import held, left_behind
 
 # A shell that starts the tests in the background, or under nohup, has them ignore these signals,
@@ -113,12 +112,6 @@ def old_objects_are_not_collected() -> None:
     and hold every thread up for as long."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture
-def exact_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`max_buffered_batches` bounds batches that have fewer bytes than 1 MiB, too."""
-    monkeypatch.setattr(pipeline, "TUNING", pipeline.TUNING.replace(least_bytes=0))
 
 
 @pytest.fixture(autouse=True)

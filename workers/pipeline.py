@@ -126,7 +126,7 @@ class Pipeline:
         spec, run, partitions = self._spec, self._run, self._partitions
         self.budget = BufferBudget(
             max(run.max_rows, self._most_rows), run.max_bytes, len(self._queues), run.guess_bytes,
-            partitions.num_partitions, TUNING.least_bytes,
+            partitions.num_partitions,
         )  # fmt: skip
         names = CallNames(spec, partitions)
         self.channel = Channel(

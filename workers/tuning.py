@@ -81,12 +81,6 @@ class Tuning:
     # Chunk lists without rows count in no bound: this one keeps a function that gives empty chunks
     # from filling the memory (2026-11-21).
 
-    least_bytes: int = _MIB
-    """Rows of one size that have fewer bytes than this together are below the bound of batches."""
-    # A hand-over wakes a thread, which costs as much as ten batches of 8 KB; for a bound of two of
-    # these each second batch would. 1 MiB stays in a core's caches. 8 KB batches came at 0.07 and
-    # 0.16 of their pace with bounds of 2 and 8 batches, and come at all of it (2026-11-25).
-
     # ---- how large a chunk list is
 
     list_bytes: int = 16 * _MIB

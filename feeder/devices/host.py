@@ -92,11 +92,6 @@ class HostQueue:
             self._user_waited = self._user_waits
             self._wake_user()
 
-    def grow(self, capacity: int) -> None:
-        """From now on so many batches may wait here, where that is more than before."""
-        with self._lock:
-            self.capacity = max(self.capacity, capacity)
-
     def yield_to_user(self) -> None:
         """Where the user was waiting for what was put last, wait a moment until it is taken."""
         with self._lock:

@@ -182,7 +182,6 @@ def nightly_but(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", nightly_but("slow fetch"))
-@pytest.mark.usefixtures("exact_bound")
 def test_a_feed_of_this_process(name: str) -> None:
     one = SITUATIONS[name]
     with training(one.make(), *one.steps_s) as read:

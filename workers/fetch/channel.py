@@ -388,11 +388,10 @@ class Channel:
         lock, since they are learnt once."""
         return self._budget.row_bytes
 
-    def learn(self, row_bytes: int) -> int:
-        """All rows of the stream have so many bytes; returns how many may be buffered."""
+    def learn(self, row_bytes: int) -> None:
+        """All rows of the stream have so many bytes."""
         with self._lock:
             self._budget.learn(row_bytes)
-            return self._budget.max_rows
 
     def batches_ahead(self, calls_per_batch: int) -> int:
         """For how many batches slots are taken before their calls are made."""

@@ -531,12 +531,9 @@ class BufferBudget:
         num_devices: int,
         list_bytes: int = 0,
         num_partitions: int = 1,
-        least_bytes: int = 0,
     ) -> None:
         self.max_rows = max_rows
-        """Rows that may be buffered; more where they have fewer bytes than `least_bytes`."""
         self.max_bytes = max_bytes
-        self._least_bytes = least_bytes
         self.list_bytes = list_bytes
         """What each of these is taken to add."""
         self._seen_bytes = 0
@@ -633,7 +630,6 @@ class BufferBudget:
     def learn(self, row_bytes: int) -> None:
         """All rows of the stream have so many bytes."""
         self.row_bytes = row_bytes
-        self.max_rows = max(self.max_rows, self._least_bytes // max(1, row_bytes))
 
     def queue(self, device: int, batches: int) -> None:
         """Batches were put on a device queue."""

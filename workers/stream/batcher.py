@@ -30,9 +30,6 @@ class DeviceQueue(Protocol):
     def put(self, batches: list[Batch]) -> None:
         """Add batches, waiting for room; raises `ClosedError` where the queue is closed."""
 
-    def grow(self, capacity: int) -> None:
-        """From now on so many batches may wait here, where that is more than before."""
-
     def yield_to_user(self) -> None:
         """Where the user was waiting for what was put last, wait a moment until it is taken."""
 
@@ -78,7 +75,6 @@ class RoundRobinRouter:
         # Whether a round of this epoch was complete; of an epoch that was resumed nobody knows.
         self._has_round = True
         self._group: list[Batch] = []
-        self._batch_size = spec.batch_size
         self._most_batches = min(TUNING.group_batches, run.max_rows // spec.batch_size // 2)
         self._most_bytes = min(TUNING.group_bytes, run.max_bytes // 2)
         self._max_rows = run.max_rows
@@ -87,14 +83,6 @@ class RoundRobinRouter:
         # The last batch so far, where it may have to be repeated (`last_round="pad"`) or may end a
         # round that is not complete.
         self._last: Batch | None = None
-
-    def bound(self, max_rows: int) -> None:
-        """The bound on what is buffered is so many rows."""
-        num_batches = max_rows // self._batch_size
-        self._max_rows = max_rows
-        self._most_batches = min(TUNING.group_batches, num_batches // 2)
-        for queue in self._queues:
-            queue.grow(num_batches // len(self._queues))
 
     def route(self, batch: Batch) -> None:
         """Take a batch, which is handed over with its group."""
@@ -356,7 +344,7 @@ class Batcher:
         columns = self._assembler.columns
         if self._channel.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
             row_bytes = sum(column.row_bytes for column in columns)
-            self._router.bound(self._channel.learn(row_bytes))
+            self._channel.learn(row_bytes)
 
 
 def _why_empty(skipped: int | None) -> str:

@@ -99,9 +99,6 @@ class CudaQueue:
         self._num_put += len(batches)
         self._copier.inbox.put(batches)
 
-    def grow(self, capacity: int) -> None:
-        """Nothing: pinned slots bound how many batches wait."""
-
     def yield_to_user(self) -> None:
         """Nothing: pinned slots are few, and are not written while the user waits."""
 

@@ -351,9 +351,6 @@ class Outbox:
         if self.is_urgent:
             self.wake()
 
-    def grow(self, capacity: int) -> None:
-        """Do nothing: slots bound how many batches wait."""
-
     def yield_to_user(self) -> None:
         """Do nothing: the user is in another process, which needs no interpreter of this one."""
 
@@ -425,9 +422,6 @@ class SharedQueue:
         """Add batches in order, as `Outbox.put` does."""
         for outbox in self._outboxes:
             outbox.put(batches)
-
-    def grow(self, capacity: int) -> None:
-        """Do nothing: slots bound what waits here."""
 
     def yield_to_user(self) -> None:
         """Do nothing: the users are in other processes."""

@@ -123,7 +123,6 @@ def signal() -> Any:
     logger.removeHandler(handler)
 
 
-@pytest.mark.usefixtures("exact_bound")
 @pytest.mark.parametrize("max_buffered_batches", [1, 2, 7, 100])
 def test_the_wait_for_a_device_that_does_not_take_names_it(
     max_buffered_batches: int, signal: Signal, monkeypatch: pytest.MonkeyPatch
@@ -140,7 +139,6 @@ def test_the_wait_for_a_device_that_does_not_take_names_it(
         assert taker.result() == list(range(0, 1000, 2))
 
 
-@pytest.mark.usefixtures("exact_bound")
 @pytest.mark.parametrize("last_round", ["uneven", "drop", "pad"])
 @pytest.mark.parametrize("max_buffered_batches", [1, 7, 100])
 def test_a_device_that_is_read_to_its_end_before_the_next_raises_after_the_timeout(

@@ -67,7 +67,6 @@ class Rows:
         return (np.full((3, self.row_bytes), call.index % 251 + 1, np.uint8),)
 
 
-@pytest.mark.usefixtures("exact_bound")
 @pytest.mark.parametrize(
     ("row_bytes", "most"), [(16, 4 + 2 + 2 * 2 + 3), (20_000, 4 + 3)], ids=["tiny", "large"]
 )

@@ -141,7 +141,6 @@ def test_nor_is_what_it_may_find_by_a_weak_reference(rows: int) -> None:
     assert seen == 2 * [{1}, {2}, {3}]
 
 
-@pytest.mark.usefixtures("exact_bound")
 def test_a_stop_wakes_a_batcher_in_the_middle_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = make(Pure(1, 100), max_buffered_batches=4, devices=2)
     feed = coordinator["train"]

@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from feeder import config
-from small import WAIT_S, Aside, make
+from small import WAIT_S, Aside, make, wait_until
 
 ROW_BYTES = 100_000
 
@@ -91,6 +91,33 @@ def test_bytes_are_bounded_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 # ---- rows
+
+
+@pytest.mark.parametrize(("num_threads", "bound"), [(1, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize("form", ["call", "worker"])
+def test_calls_are_ahead_by_the_bound_alone_however_small_the_rows_are(
+    num_threads: int, bound: int, form: str
+) -> None:
+    """What a policy that learns has not used yet is old."""
+    made: list[None] = []
+
+    def of_call(call: feeder.Call) -> Any:
+        made.append(None)
+        return [np.zeros((4, 2), np.uint8)]
+
+    def of_worker(worker_id: int, batch_size: int) -> Any:
+        return of_call(feeder.Call(0, 0, worker_id, batch_size, 0))
+
+    fetch = of_call if form == "call" else of_worker
+    with make(fetch, ["x"], 4, num_worker_threads=num_threads, num_threads=num_threads,
+              epochs=None, max_buffered_batches=bound) as coordinator:  # fmt: skip
+        feed = coordinator["train"]
+        for _ in range(10):
+            next(feed)
+        waited = feed.stats()["fetchers_wait_s"]
+        wait_until(lambda: feed.stats()["fetchers_wait_s"] > waited + 0.02 * num_threads)
+        # What calls under way give comes on top.
+        assert len(made) <= 10 + bound + num_threads
 
 
 @pytest.mark.served
