@@ -120,6 +120,9 @@ class Coordinator:
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    def __bool__(self) -> bool:
+        return True  # Else `coordinator or Coordinator()` would put a first feed into another one.
+
     def __contains__(self, name: object) -> bool:
         return name in self._feeds and name not in self._stopped
 

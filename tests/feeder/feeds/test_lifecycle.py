@@ -67,6 +67,16 @@ def ids_of_a_fresh_feed() -> list[int]:
         return ids(coordinator["train"])
 
 
+def test_a_coordinator_is_true_whatever_feeds_it_has() -> None:
+    """`coordinator or feeder.Coordinator()` would make another one of it."""
+    coordinator = feeder.Coordinator()
+    assert coordinator and not len(coordinator)
+    with make(Pure(), coordinator=coordinator or feeder.Coordinator()):
+        assert list(coordinator) == ["train"]
+        coordinator.stop("train")
+        assert coordinator and not len(coordinator)
+
+
 def test_a_stopped_coordinator_is_not_started_or_added_to() -> None:
     with make(Pure()) as coordinator:
         pass
