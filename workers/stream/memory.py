@@ -53,6 +53,14 @@ class Memory:
         self._free.append(self._block)
 
 
+def lend(
+    block: Block, shape: tuple[int, ...], dtype: DTypeLike, free: deque[Block]
+) -> NDArray[Any]:
+    """An array over a block, which goes back to `free` with the last array over it."""
+    # A view of the root, never the root itself: the root's end is the end of all views.
+    return np.ndarray(shape, dtype, np.asarray(Memory(block, free)))
+
+
 def keep_freed_memory() -> None:
     """Have malloc keep what is freed, up to 64 MiB, for the arrays that are made next.
 
@@ -85,8 +93,7 @@ class Pool:
             return self._lent_empty(shape, dtype)
         if not _LEAST_BYTES <= size <= _MOST_BYTES:
             return np.empty(shape, dtype)
-        # A view of the root, never the root itself: the root's end is the end of all views.
-        return np.ndarray(shape, dtype, np.asarray(Memory(self._take(size), self._free)))
+        return lend(self._take(size), shape, dtype, self._free)
 
     def _take(self, size: int) -> Block:
         """A free block that is neither too small nor much too large, the one that came back last,

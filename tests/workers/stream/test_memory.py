@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import weakref
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import feeder
+from feeder.workers.stream import copying, memory
 from feeder.workers.stream.copying import is_sole_owner
 from feeder.workers.stream.memory import Memory, Pool
 from project import printed
@@ -160,6 +162,23 @@ def test_part_of_lent_memory_has_no_sole_owner_beside_the_rest() -> None:
     arrays = [array[:32]]
     assert not is_sole_owner(arrays, 0)
     assert not is_sole_owner([lent(Pool()).T], 0)
+
+
+@pytest.mark.parametrize("least", [1, 1 << 40])
+def test_who_owns_lent_memory_is_told_whatever_the_pool_lends(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The references of a sole owner are counted when the module is imported."""
+    monkeypatch.setattr(memory, "_LEAST_BYTES", least)
+    spec = importlib.util.spec_from_file_location("another_copying", copying.__file__)
+    assert spec is not None and spec.loader is not None
+    another = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(another)
+    monkeypatch.undo()
+    arrays = [lent(Pool())]
+    assert another.is_sole_owner(arrays, 0)
+    view = arrays[0][1:]
+    assert not another.is_sole_owner(arrays, 0) and len(view)
 
 
 def batches_of(pool: Pool, begins: list[int], **settings: Any) -> feeder.Coordinator:
