@@ -110,7 +110,9 @@ class Stream:
         self.config = config
         self.number = number
         self.positions = Positions(config, number)
-        self._resume: Resume | None = None
+        # Rounds are skipped from a place. A function that is no pure one may stand anywhere.
+        skips = config.skip and config.stream.pure
+        self._resume: Resume | None = self.positions.origin() if skips else None
         self._unusable: FeedError | None = ClosedError(
             f"feed {config.name!r} is not started: use `with coordinator:` or coordinator.start()"
         )

@@ -15,7 +15,7 @@ from feeder.state.fingerprint import differences, fingerprint_digest
 from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId
 from feeder.workers.stream.chunks import Columns
-from feeder.workers.stream.position import Cut, LazyPosition
+from feeder.workers.stream.position import Cut, LazyPosition, Partitions
 from feeder.workers.stream.resuming import Resume
 from feeder.workers.stream.rounds import Counting, Dealing, Turns, begin
 from feeder.workers.stream.skipping import skip_ahead
@@ -73,6 +73,16 @@ class Positions:
         return self.state(cut, rows, columns, with_rows=with_rows)
 
     # ---- read back
+
+    def origin(self) -> Resume:
+        """The start of the stream, as a place to go on at."""
+        stream = self.config.stream
+        partitions = Partitions(stream.num_workers, stream.pure, stream.order == "arrival")
+        cut = Cut(
+            epoch=0, index=0, step=0, finished=False, position=partitions.origin(), leftover=None,
+            encode=self.id.encode,
+        )  # fmt: skip
+        return Resume(cut=cut, rows=())
 
     def find(self, state: StreamState | bytes) -> Resume:
         """The place that a state or a token means for this stream. Raises `ResumeError`."""

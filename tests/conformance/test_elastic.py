@@ -91,10 +91,10 @@ def of_samples(read: Read, **settings: Any) -> feeder.Coordinator:
         read.add((info.epoch_idx, info.idx_in_epoch))
         return np.array([info.epoch_idx, info.idx_in_epoch])
 
+    settings = {"batch_size": 7, "last_round": "pad", **settings}
     return make(
-        feeder.sources.samples(take, 400), input_blob_names=["id"], batch_size=7,
-        epochs=NUM_EPOCHS, last_round="pad", **settings,
-    )  # fmt: skip
+        feeder.sources.samples(take, 400), input_blob_names=["id"], epochs=NUM_EPOCHS, **settings
+    )
 
 
 @pytest.mark.parametrize("skip", [1, 7, 40])
@@ -126,12 +126,64 @@ def test_what_a_source_skips_is_not_made(rounds: str, skip: int) -> None:
         assert dealing_of(coordinator.state_dict()) == Dealing(0, 1, 7, skip + 2)
 
 
-def dealing_of(position: Any) -> Dealing | None:
+WAYS: dict[str, dict[str, Any]] = {
+    "rounds of the stream": {},
+    "rounds of an epoch": {"rounds": "epoch"},
+    "drop": {"last_batch": "drop", "rounds": "epoch"},
+    "carry": {"last_batch": "carry"},
+    "each chunk a batch": {"dont_rebatch": True},
+    "calls of several batches": {"batch_size": None, "global_batch_size": 28, "devices": 4},
+}
+
+
+@pytest.mark.parametrize("skip", [1, 15, 29, 40])
+@pytest.mark.parametrize("way", WAYS)
+def test_nor_is_what_is_skipped_from_the_start(way: str, skip: int) -> None:
+    settings = {"devices": 2, **WAYS[way]}
+    one = {**settings, "devices": 1, "batch_size": 7, "global_batch_size": None}
+    with of_samples(set(), **one) as coordinator:
+        stream = [note(batch) for batch in coordinator["train"]]
+    num, rounds = settings["devices"], settings.get("rounds", "stream")
+    (at, _), (_, wanted) = islice(naive_dealing(stream, 0, num, rounds, "pad"), skip - 1, skip + 1)
+    read: Read = set()
+    with of_samples(read, skip=skip, **settings) as coordinator:
+        before = coordinator.state_dict()
+        got = [note(next(coordinator["train"].on(i))) for i in range(num)]
+        after = coordinator.state_dict()
+    assert_same(got, wanted, way)
+    # Where rounds do not begin with calls, the call is made that the round begins in.
+    skipped = {tuple(row) for *_, ((*_, rows),) in stream[:at] for row in rows_of(rows)}
+    assert len(skipped & read) < (28 if "global_batch_size" in settings else 1)
+    dealing = dealing_of(after, **settings)
+    assert dealing is not None and dealing.skipped == skip
+    with of_samples(set(), resume=before, **settings) as coordinator:
+        assert note(next(coordinator["train"].on(0))) == stream[0], "as it was before a batch"
+
+
+def rows_of(octets: bytes) -> list[list[int]]:
+    """The rows of a batch of samples."""
+    rows: list[list[int]] = np.frombuffer(octets, np.int64).reshape(-1, 2).tolist()
+    return rows
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "carry"])
+def test_of_what_is_skipped_beyond_the_end_the_last_is_made(last_batch: str) -> None:
+    read: Read = set()
+    with of_samples(read, skip=10**6, last_batch=last_batch) as coordinator:
+        assert list(coordinator["train"]) == []
+        end = coordinator.state_dict()
+    assert len(read) < 21
+    with of_samples(set(), resume=end, last_batch=last_batch) as coordinator:
+        assert list(coordinator["train"]) == []
+
+
+def dealing_of(position: Any, **settings: Any) -> Dealing | None:
     """What a position says of how batches are dealt out."""
     if isinstance(position, dict):
         position = feeder.Snapshot.from_bytes(position["feeder"])
     (state,) = position.states
-    stream = of_samples(set(), rounds=state.fingerprint.get("rounds", "stream"))["train"].streams[0]
+    settings = {"rounds": state.fingerprint.get("rounds", "stream"), **settings}
+    stream = of_samples(set(), **settings)["train"].streams[0]
     return stream.find_resume(position).cut.dealing
 
 
