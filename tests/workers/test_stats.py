@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any
@@ -191,6 +192,41 @@ def test_a_feed_that_waits_for_its_trainer_says_so() -> None:
     assert after.queues[0].wait_s == before.queues[0].wait_s
     assert after.workers[0].fetch_s - before.workers[0].fetch_s < 0.02, "no back-pressure in it"
     assert after.buffered_rows >= after.limit_rows == 8
+
+
+@pytest.mark.parametrize("settings", [{}, {"dont_rebatch": True}, {"num_threads": 3}], ids=str)
+@pytest.mark.parametrize("form", ["call", "worker"])
+def test_rows_count_from_when_they_came_though_the_call_after_them_lasts(
+    form: str, settings: dict[str, Any]
+) -> None:
+    """Their user may have had them before it returns."""
+    held, numbers = threading.Event(), itertools.count()
+
+    def rows_of(index: int) -> Any:
+        if index >= 4:
+            held.wait(WAIT_S)
+        if index >= 12:
+            raise StopIteration
+        return [np.zeros((4 if index < 2 else 2, 3))]
+
+    def of_call(call: feeder.Call) -> Any:
+        return rows_of(call.index)
+
+    def of_worker(worker_id: int, batch_size: int) -> Any:
+        return rows_of(next(numbers))
+
+    fetch = of_call if form == "call" else of_worker
+    with make(fetch, ["x"], num_worker_threads=1, **settings) as coordinator:
+        feed, taken = coordinator["train"], 0
+        while taken < 12:
+            taken += next(feed).rows
+        counts = feed.stats()
+        assert (counts["buffered_rows"], counts["buffered_bytes"], counts["kept_rows"]) == (0, 0, 0)
+        assert only(coordinator).buffered_rows == 0
+        held.set()
+        assert sum(batch.rows for batch in feed) == 16
+        counts = feed.stats()
+        assert (counts["buffered_rows"], counts["buffered_bytes"], counts["kept_rows"]) == (0, 0, 0)
 
 
 def once_it_waits_for_room(coordinator: feeder.Coordinator) -> FeedFigures:

@@ -27,6 +27,7 @@ from feeder.workers.fetch.scheduler import (
 from feeder.workers.fetch.threads import Wakes, stack
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import Stopwatch, StreamStats
+from feeder.workers.stream.chunks import count_bytes
 from feeder.workers.tuning import TUNING, Tuning
 
 _T = TypeVar("_T")
@@ -237,7 +238,8 @@ class Channel:
         for called in turn.take_done():
             begins_epoch |= scheduler.give_back(called, now, self._marked)
             self._policy.note_calls(called.partition, called.report)
-            self._budget.end_calls(called.report)
+            counted = scheduler.take_counted(called.partition)
+            self._budget.end_calls(called.report, *counted)
             if called.report.rows:
                 self._silence.hungry_since = None
         while (partition := turn.take_next()) is not None:
@@ -351,17 +353,23 @@ class Channel:
         self._wake_fetcher()
         found = self._scheduler.take_open(partitions, marked=self._marked)
         for partition in found:
-            if any(map(self._has_rows, partition.chunk_lists[-1].chunks)):
-                self._scheduler.note_rows(partition, now)
+            chunks = partition.chunk_lists[-1].chunks
+            if rows := sum(map(self._count_rows, chunks)):
+                # Now, and not when the call returns: the user may have had them by then.
+                row_bytes = self._budget.row_bytes
+                num_bytes = sum(map(count_bytes, chunks)) if row_bytes is None else rows * row_bytes
+                self._budget.add(rows, num_bytes)
+                self._scheduler.note_rows(partition, rows, num_bytes, now)
         if not found:
             self._policy.look_in(self._silence.check(partitions, now))
 
-    def _has_rows(self, chunk: Any) -> bool:
-        """Whether a chunk has rows, or is none: then the merge will say so."""
+    def _count_rows(self, chunk: Any) -> int:
+        """The rows of a chunk; 1 of what is none, as the merge will say."""
         try:
-            return bool(chunk[0].shape[self._axis])
+            rows: int = chunk[0].shape[self._axis]
         except (AttributeError, IndexError, TypeError, KeyError):
-            return True
+            return 1
+        return rows
 
     def _await(self, partitions: Sequence[Partition], now: float) -> None:
         """From now on the merge waits for these partitions."""

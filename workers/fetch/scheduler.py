@@ -80,6 +80,7 @@ class Partition:
         "called_at",
         "chunk_lists",
         "chunks",
+        "counted",
         "ended",
         "epoch",
         "failure",
@@ -128,6 +129,9 @@ class Partition:
         """What the fetcher that holds it has got so far."""
         self.marks: list[bytes] = []
         """The cursors after those calls, where the feed has cursors."""
+        self.counted = (0, 0)
+        """Rows and bytes that were taken from under the fetcher that holds it, and are counted as
+        buffered though its calls have not returned."""
 
     def num_collected(self) -> int:
         """The calls of this epoch whose chunks have been collected."""
@@ -426,9 +430,16 @@ class Scheduler:
                 found.append(partition)
         return found
 
-    def note_rows(self, partition: Partition, now: float) -> None:
-        """A call that has not returned yet has given rows before."""
+    def note_rows(self, partition: Partition, rows: int, num_bytes: int, now: float) -> None:
+        """A call that has not returned yet has given rows before, which are counted."""
+        counted_rows, counted_bytes = partition.counted
+        partition.counted = (counted_rows + rows, counted_bytes + num_bytes)
         partition.silent_since = now
+
+    def take_counted(self, partition: Partition) -> tuple[int, int]:
+        """The rows and bytes of a partition that is given back that are counted already."""
+        counted, partition.counted = partition.counted, (0, 0)
+        return counted
 
     def take_all(self) -> list[ChunkList]:
         """Everything that was handed over, partition by partition."""
@@ -601,8 +612,9 @@ class BufferBudget:
         """A fetcher holds so many more partitions."""
         self.num_calling += num
 
-    def end_calls(self, report: CallsReport) -> None:
-        """It has given one of them back; its calls came to this."""
+    def end_calls(self, report: CallsReport, counted_rows: int = 0, counted_bytes: int = 0) -> None:
+        """It has given one of them back; its calls came to this, some of which was counted before
+        they returned."""
         self.num_calling -= 1
         num_bytes = report.num_bytes
         has_grown = num_bytes > TUNING.outgrown_times * self.list_bytes
@@ -618,7 +630,7 @@ class BufferBudget:
             self._seen_bytes = max(num_bytes, int(self._seen_bytes * self._kept_share))
             self.list_bytes = self._seen_bytes
         self.ahead_bytes += num_bytes
-        self.add(report.rows, num_bytes)
+        self.add(report.rows - counted_rows, num_bytes - counted_bytes)
         self.is_outgrown = (has_grown or self.is_outgrown) and not self.has_bytes_for(
             self.num_calling
         )
