@@ -377,7 +377,9 @@ def fetch_again(
         try:
             chunk = spec.fetch(call)
         except StopIteration:
-            raise not_repeatable(call.worker_id, call.index, "the epoch ended instead") from None
+            raise not_repeatable(
+                spec, call.worker_id, call.index, "the epoch ended instead"
+            ) from None
         except BaseException as error:
             stats.fail(partition, in_words(error))
             is_lost = isinstance(error, CallLost)
@@ -477,14 +479,14 @@ def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float
         except StopIteration:
             seen_ends += 1
             if seen_ends > ends:
-                raise not_repeatable(worker_id, seen_calls, "the epoch ended early") from None
+                raise not_repeatable(spec, worker_id, seen_calls, "the epoch ended early") from None
             continue
         if chunk is None:
             yield TUNING.first_none_pause_s
             continue
         arranged = schema.arrange([as_tuple(chunk, spec.names)])
         if arranged.error is not None or seen_calls >= calls:
-            raise not_repeatable(worker_id, seen_calls, "another chunk than before")
+            raise not_repeatable(spec, worker_id, seen_calls, "another chunk than before")
         seen_mark = chain_marks(seen_mark, seen_calls, arranged.columns, range(1))[0]
         seen_calls += 1
         seen_rows += arranged.rows[0]
@@ -493,13 +495,24 @@ def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float
             logger.info("worker %d: replayed %d of %d calls", worker_id, seen_calls, calls)
     if seen_rows != rows or (seen_mark or b"") != (mark or b""):
         what = f"{rows} rows then, {seen_rows} now" if seen_rows != rows else "other rows"
-        raise not_repeatable(worker_id, seen_calls, what)
+        raise not_repeatable(spec, worker_id, seen_calls, what)
 
 
-def not_repeatable(worker_id: int, call: int, what: str) -> ResumeError:
+def not_repeatable(spec: StreamSpec, worker_id: int, call: int, what: str) -> ResumeError:
     """The error of a fetch function that gives something else than it gave before."""
+    if spec.seekable:
+        cure = (
+            "make it give these rows again after seek(worker_id, cursor), or make the feed with "
+            "repeatable=False, whose states hold them, too"
+        )
+    elif spec.pure:
+        cure = "or make it repeat itself; a source needs the data that it had"
+    else:
+        cure = (
+            "give the function cursor(worker_id) and seek(worker_id, cursor), or make it repeat "
+            "itself"
+        )
     return ResumeError(
         f"fetch function is not deterministic: worker {worker_id}, call {call}: {what}; resume "
-        "from a snapshot, which holds the rows left over, give the function cursor(worker_id) and "
-        "seek(worker_id, cursor), or make it repeat itself"
+        f"from a snapshot, which holds the rows left over, {cure}"
     )

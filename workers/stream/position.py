@@ -113,14 +113,16 @@ class PartialChunk:
             self._digest = digest_chunk(self.arrays)
         return self._digest
 
-    def differs_from(self, then: Leftover, most: int) -> str:
+    def differs_from(self, then: Leftover, most: int, *, may_grow: bool = False) -> str:
         """What differs between the chunk and what it was then; empty where nothing does. Of a chunk
         that was taken whole only its last rows were known, at most `most`: those of the last batch.
+        One that `may_grow` may have more rows after those of then, as a log has.
         """
-        if then.rows != self.rows:
+        if then.rows != self.rows and not (may_grow and then.rows < self.rows):
             return f"{then.rows} rows then, {self.rows} now"
         is_whole = then.taken == then.rows
-        now = digest_last_rows(self.arrays, self.axes, most) if is_whole else self.digest
+        arrays = slice_rows(self.arrays, self.axes, 0, then.rows)
+        now = digest_last_rows(arrays, self.axes, most) if is_whole else digest_chunk(arrays)
         if then.digest == now:
             return ""
         # The digest is of the batch, which PyTorch writes to though it is read-only.

@@ -186,7 +186,7 @@ class StreamStart:
         most = leftover.rows if spec.dont_rebatch else size
         what = partial.differs_from(leftover, most)
         if what:
-            raise not_repeatable(call.worker_id, call.index, what)
+            raise not_repeatable(spec, call.worker_id, call.index, what)
         return partial.rest(leftover.taken)
 
     def _partition_of(self, leftover: Leftover) -> int:

@@ -268,4 +268,6 @@ def test_a_chunk_fetched_again_that_differs_is_named() -> None:
     coordinator = make(Drifting(), resume=token)
     with coordinator, pytest.raises(feeder.ResumeError) as caught:
         next(coordinator["train"])
-    assert str(caught.value) == CHANGED.format("worker 1, call 0: other rows than before")
+    assert str(caught.value).startswith(
+        "fetch function is not deterministic: worker 1, call 0: other rows than before; "
+    )
