@@ -229,6 +229,26 @@ def test_rows_count_from_when_they_came_though_the_call_after_them_lasts(
         assert (counts["buffered_rows"], counts["buffered_bytes"], counts["kept_rows"]) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("dont_rebatch", [False, True])
+def test_what_lies_beyond_the_end_of_an_epoch_is_counted_out(dont_rebatch: bool) -> None:
+    beyond = [threading.Event() for _ in range(20)]
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 5:
+            beyond[call.epoch].set()
+        elif call.index >= 4:
+            beyond[call.epoch].wait(WAIT_S)
+            raise StopIteration
+        return [np.zeros((4, 100))]
+
+    with make(fetch, ["x"], num_threads=3, epochs=20, dont_rebatch=dont_rebatch) as coordinator:
+        feed = coordinator["train"]
+        assert sum(1 for _ in feed) == 4 * 20
+        # What came beyond the last epoch stays.
+        assert feed.stats()["buffered_rows"] in (0, 4)
+        assert feed.stats()["buffered_bytes"] in (0, 4 * 800)
+
+
 def once_it_waits_for_room(coordinator: feeder.Coordinator) -> FeedFigures:
     last = only(coordinator)
 

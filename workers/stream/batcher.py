@@ -301,8 +301,8 @@ class Batcher:
                 raise ClosedError("the feed is stopped")
             merged = self._merge.next()
             if self._merge.discarded_rows:
-                rows, self._merge.discarded_rows = self._merge.discarded_rows, 0
-                self._channel.count(-rows, -rows * (self._channel.row_bytes or 0))
+                self._channel.count(-self._merge.discarded_rows, -self._merge.discarded_bytes)
+                self._merge.discarded_rows = self._merge.discarded_bytes = 0
             if merged is None:
                 return
             if isinstance(merged, EpochEnd):

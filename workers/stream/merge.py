@@ -17,7 +17,7 @@ from feeder.workers.errors import ChunkError, FeedError
 from feeder.workers.fetch.calls import chain_marks
 from feeder.workers.fetch.scheduler import ChunkList, End
 from feeder.workers.spec import StreamSpec
-from feeder.workers.stream.chunks import Schema
+from feeder.workers.stream.chunks import Schema, count_bytes
 from feeder.workers.stream.digests import OTHER_ROWS, Prints, hash_chunk
 from feeder.workers.stream.position import Partitions, Position, Span, next_live
 
@@ -128,8 +128,8 @@ class Merge:
         self._first_partition = first_partition
         # In the pure form, the smallest index known to have raised StopIteration.
         self._ends_at: int | None = None
-        self.discarded_rows = 0
-        """Rows from beyond the end of an epoch, for the caller to count out of the bound."""
+        self.discarded_rows = self.discarded_bytes = 0
+        """What came from beyond the end of an epoch, for the caller to count out of the bound."""
 
     @property
     def finished(self) -> bool:
@@ -240,7 +240,7 @@ class Merge:
             # A pure function is called ahead of the epoch's end, which nobody knows yet. What came
             # for the old epoch counts out of the bound, and is looked at no more.
             if chunk_list.epoch < self.position.epoch:
-                self.discarded_rows += self._schema.count_rows(chunk_list.chunks)
+                self._discard(chunk_list.chunks)
                 continue
             self._open(head, chunk_list)
         return True
@@ -406,7 +406,7 @@ class Merge:
             self._partitions.number(partition, head.first + i) <= self._ends_at for i in range(num)
         )
         if sound < num:
-            self.discarded_rows += self._schema.count_rows(head.chunks[sound:])
+            self._discard(head.chunks[sound:])
             # Their memory is free now, before the epoch ends.
             head.chunks, head.ending = head.chunks[:sound], None
         if not sound:
@@ -420,10 +420,14 @@ class Merge:
             )
             self.position = self.position._replace(calls=calls)
 
+    def _discard(self, chunks: Sequence[Any]) -> None:
+        self.discarded_rows += self._schema.count_rows(chunks)
+        self.discarded_bytes += sum(map(count_bytes, chunks))
+
     def _end_epoch(self) -> EpochEnd:
         if self._partitions.pure:
             for head in self._heads:
-                self.discarded_rows += self._schema.count_rows(head.chunks)
+                self._discard(head.chunks)
                 # Chunks beyond the end, and errors of calls beyond it, which a user never hears of.
                 head.chunks, head.ending = [], None
         self._ends_at = self._short = None
