@@ -230,20 +230,24 @@ def test_rows_count_from_when_they_came_though_the_call_after_them_lasts(
 
 
 @pytest.mark.parametrize("dont_rebatch", [False, True])
-def test_what_lies_beyond_the_end_of_an_epoch_is_counted_out(dont_rebatch: bool) -> None:
+@pytest.mark.parametrize("num_calls", [1, 4])
+def test_what_lies_beyond_the_end_of_an_epoch_is_counted_out(
+    num_calls: int, dont_rebatch: bool
+) -> None:
+    """With three threads, in an epoch of one call nobody comes to what the third has got."""
     beyond = [threading.Event() for _ in range(20)]
 
     def fetch(call: feeder.Call) -> Any:
-        if call.index == 5:
+        if call.index == num_calls + 1:
             beyond[call.epoch].set()
-        elif call.index >= 4:
+        elif call.index >= num_calls:
             beyond[call.epoch].wait(WAIT_S)
             raise StopIteration
         return [np.zeros((4, 100))]
 
     with make(fetch, ["x"], num_threads=3, epochs=20, dont_rebatch=dont_rebatch) as coordinator:
         feed = coordinator["train"]
-        assert sum(1 for _ in feed) == 4 * 20
+        assert sum(1 for _ in feed) == num_calls * 20
         # What came beyond the last epoch stays.
         assert feed.stats()["buffered_rows"] in (0, 4)
         assert feed.stats()["buffered_bytes"] in (0, 4 * 800)

@@ -430,6 +430,12 @@ class Merge:
                 self._discard(head.chunks)
                 # Chunks beyond the end, and errors of calls beyond it, which a user never hears of.
                 head.chunks, head.ending = [], None
+            # Also of partitions whose turn never came: an epoch may have fewer calls than those.
+            for partition, chunk_lists in enumerate(self._chunk_lists):
+                while chunk_lists and chunk_lists[0].epoch <= self.position.epoch:
+                    self._discard(chunk_lists.popleft().chunks)
+                    if self._partitions.arrival:
+                        self._arrivals.remove(partition)
         self._ends_at = self._short = None
         self.position = self._partitions.next_epoch(self.position)
         return EpochEnd(self.position)
