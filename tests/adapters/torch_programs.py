@@ -654,8 +654,9 @@ def valid(program: Program) -> Program:
     that persist after a loop that was left."""
     if program.data == "stream epochs" and any(value for _, value in program.actions):
         program = dataclasses.replace(program, persistent=False)
-    if program.sampler == "spent":
-        # After a loop that was left it begins anew, and with its state it does not.
+    if program.sampler in ("spent", "grouped remembered"):
+        # After a loop that was left one begins anew, and with its state it does not; the other one
+        # may have nothing left.
         actions = tuple(one for one in program.actions if one[0] != "two" and not one[1])
         program = dataclasses.replace(program, actions=actions)
     if program.batch_size is None:
