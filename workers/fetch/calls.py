@@ -409,8 +409,11 @@ def fetch_again(
 def told_of(error: BaseException) -> str:
     """What a call came to that gave no chunk."""
     # The fetch function has not raised anything where its process is gone.
-    is_lost = isinstance(error, CallLost)
-    return str(error) if is_lost else f"fetch function raised {in_words(error)}"
+    if isinstance(error, CallLost):
+        return str(error)
+    # Such as which sample it was; a traceback has more lines.
+    notes = [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
+    return ", ".join([f"fetch function raised {in_words(error)}", *notes])
 
 
 def as_tuple(chunk: Any, names: tuple[str, ...]) -> Any:

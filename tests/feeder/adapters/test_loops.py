@@ -105,6 +105,17 @@ def test_lengths_and_steps_are_those_of_the_loops(data: st.DataObject) -> None:
         assert epoch_of(other) == epoch_of(loader)
 
 
+def test_an_error_names_its_sample() -> None:
+    class Holed(list[int]):
+        def __getitem__(self, i: Any) -> Any:
+            if i == 5:
+                raise ValueError("no 5")
+            return super().__getitem__(i)
+
+    with pytest.raises(feeder.FetchError, match="ValueError: no 5, while reading sample 5$"):
+        epoch_of(ArrayLoader(Holed(range(NUM)), SIZE))
+
+
 def test_of_an_unknown_length_it_is_a_type_error() -> None:
     loader = ArrayLoader(iter(range(5)), 2)
     for ask in (lambda: len(loader), lambda: loader.left):
