@@ -112,7 +112,7 @@ def test_an_error_names_its_sample() -> None:
                 raise ValueError("no 5")
             return super().__getitem__(i)
 
-    with pytest.raises(feeder.FetchError, match="ValueError: no 5, while reading sample 5$"):
+    with pytest.raises(feeder.FetchError, match=r"ValueError: no 5, while reading sample 5$"):
         epoch_of(ArrayLoader(Holed(range(NUM)), SIZE))
 
 
