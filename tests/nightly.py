@@ -74,7 +74,7 @@ CAMPAIGNS = {
         "loses the power of a disk and kills processes while they save checkpoints",
         "crashes.command", "--states 100000 --kills 2000 --seed {seed}", 30),
     "kill-trainers": Campaign(
-        "kills jobs of PyTorch DDP, JAX and Lightning, and compares what they train",
+        "kills jobs of PyTorch DDP, and compares what they train",
         "adapters.killing", "--kills 50 --seed {seed}", 30),
     "torch": Campaign(
         "draws programs over a DataLoader and its resumes, and compares feeder's with PyTorch's",
@@ -97,6 +97,8 @@ CAMPAIGNS = {
     "mutate": Campaign(
         "plants sampled mutants, and counts those that tests notice",
         "scripts/mutate", "--mutants 300 --seed {seed}", 150),
+    "mutate-adapters": Campaign(
+        "the same in the adapters", "scripts/mutate", "--adapters --mutants 40 --seed {seed}", 150),
 }  # fmt: skip
 """By their names, in the order in which they run."""
 

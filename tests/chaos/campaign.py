@@ -25,7 +25,7 @@ from chaos.executors import Legs, run_legs
 from chaos.faults import BLOWS, TRANSPORTS, Fault, Plan, fits
 from chaos.leg import Leg
 from chaos.processes import PLANTS, Hang, Watch
-from chaos.soak import soak
+from chaos.soak import LEAST, soak
 from chaos.streams import FORMS
 from feeder.service.faults import POINTS
 
@@ -122,7 +122,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--actors", type=int, metavar="N", help="instead: kill N Ray actors, nodes and drivers"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.soak is not None and options.soak < LEAST:
+        parser.error(f"--soak is {options.soak}, expected {LEAST} or more")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

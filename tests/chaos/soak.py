@@ -25,6 +25,8 @@ from feeder import Consumer
 BATCH_SIZE = 8
 PER_CONNECTION = 100
 """Batches between two reconnects."""
+LEAST = 6 * PER_CONNECTION
+"""Batches of the shortest run."""
 
 _WARM_UP = 0.2
 """The part of the batches after which nothing may grow any more."""
