@@ -23,6 +23,7 @@ from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
 from lineage import WAIT_S, ends_of
 from project import ROOT, TESTS
+from small import wait_until
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.process]
 
@@ -196,16 +197,14 @@ def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPat
     settings: dict[str, Any] = {
         "epochs": 1, "timeout": TIMEOUT_S, "input_blob_names": ["x"], "max_buffered_batches": 16
     }  # fmt: skip
-    most, got = 1, []
+    got = []
     with running(remote.many, executor=RayActors((1, 3), num_cpus=0), **settings) as (_, feed):
         pool = pool_of(feed)
         for batch in feed:
             got.append(note(batch))
-            most = max(most, len(pool.pids()))
-            if most > 1:
-                if len(pool.pids()) == 1:
-                    break
-                # The trainer is slow from now on, and one actor is enough for it.
-                threading.Event().wait(0.02)
-    assert most > 1 and len(got) < 4000
+            if len(pool.pids()) > 1:
+                # The trainer takes no more, for which one actor is enough.
+                wait_until(lambda: len(pool.pids()) == 1)
+                break
+    assert len(got) < 4000, "a trainer that does nothing else needs more than one"
     assert_same(got, drain(remote.many, most=len(got), **settings))
