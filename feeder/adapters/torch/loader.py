@@ -119,7 +119,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         self._reached = (0, False)
         # Loaded, and not yet gone on from.
         self._resumed: Mark | None = None
-        # Whether a state of the end of a loop was loaded into the samplers.
+        # Whether a state was loaded into the samplers, which may be one of a loop's end.
         self._may_be_spent = False
         # Of a data set that is read here, and not by workers.
         self._dataset_state = self._make_dataset_state()

@@ -81,7 +81,7 @@ class _Loop(theirs._BaseDataLoaderIter):
             began = None if at.begun is None else (at.begun, at.pulled)
             self._order = Order(loader, began, may_be_spent=loader._may_be_spent)
             beginning = self._order.beginning()
-            loader._may_be_spent = began is not None and at.pulled.is_last
+            loader._may_be_spent = began is not None
         self._prepare(loader, at)
         with beginning:
             self._start(loader, at, make)
