@@ -119,8 +119,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         self._reached = (0, False)
         # Loaded, and not yet gone on from.
         self._resumed: Mark | None = None
-        # Whether a state was loaded into the samplers, which may be one of a loop's end.
-        self._may_be_spent = False
+        # What was loaded into the samplers since they were iterated over; perhaps of a loop's end.
+        self._loaded = set[str]()
         # Of a data set that is read here, and not by workers.
         self._dataset_state = self._make_dataset_state()
 
@@ -274,7 +274,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         assert mark.begun is not None
         set_states(own_generators(self), mark.begun.own)
         load_states(stateful_samplers(self), mark.begun.states)
-        self._may_be_spent = True
+        self._loaded.add("between loops")
         if mark.readers is not None and self._dataset_kind == theirs._DatasetKind.Map:
             self._dataset_state.load(mark.readers[0][1])
             mark = mark._replace(readers=None)

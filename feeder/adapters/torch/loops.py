@@ -79,9 +79,8 @@ class _Loop(theirs._BaseDataLoaderIter):
             beginning = contextlib.nullcontext() if at.begun is None else as_it_was(())
         else:
             began = None if at.begun is None else (at.begun, at.pulled)
-            self._order = Order(loader, began, may_be_spent=loader._may_be_spent)
+            self._order = Order(loader, began)
             beginning = self._order.beginning()
-            loader._may_be_spent = began is not None
         self._prepare(loader, at)
         with beginning:
             self._start(loader, at, make)

@@ -277,11 +277,8 @@ START = Pulled(0, xxhash.xxh3_64().intdigest())
 class Order:
     """The batches of indices of one loop. Owned by the thread that iterates over the loader."""
 
-    def __init__(
-        self, loader: Any, resumed: tuple[Begun, Pulled] | None, *, may_be_spent: bool = False
-    ) -> None:
-        """Call it before PyTorch's iterator is made, and `begin` after that. `may_be_spent`: a
-        state of the end of a loop was loaded into the sampler."""
+    def __init__(self, loader: Any, resumed: tuple[Begun, Pulled] | None) -> None:
+        """Call it before PyTorch's iterator is made, and `begin` after that."""
         self._resumed = resumed
         self._outer, self._batch_size = loader.batch_sampler, loader.batch_size or 1
         # Not the loader: one whose workers persist keeps its loop, and they end when it is dropped.
@@ -293,7 +290,10 @@ class Order:
         self._random = self._find_random() if self._is_lazy else None
         self._stateful = stateful_sampler(loader)
         self._states = stateful_samplers(loader)
-        self._may_be_spent = may_be_spent
+        # What was loaded into the samplers, and not iterated over since.
+        self._loaded = loader._loaded
+        if resumed is not None:
+            self._loaded.add("loop")
         # What the sampler said after the batch that was pulled last, and whether that was another
         # thing each time.
         self._said: Any = None
@@ -359,7 +359,7 @@ class Order:
         `was_pulled`: whether batches were pulled before the first one was given, as for workers."""
         self._iterator = iterator
         if self._resumed is None:
-            if self._may_be_spent:
+            if self._loaded:
                 self._iterator = self._unspent(iterator)
             return
         begun, pulled = self._resumed
@@ -403,6 +403,7 @@ class Order:
         """A sampler may say of its end that it has given all: what comes next is then nothing, and
         after that all of it."""
         first = next(iterator, _NOTHING)
+        self._loaded.clear()
         if first is _NOTHING:
             yield from self._samplers[0]
         else:
