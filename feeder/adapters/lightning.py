@@ -153,7 +153,7 @@ class _Noted(CombinedLoader):
     def begin(self, resumed: dict[str, Any] | None) -> None:
         """Go on from a place with the next loop, and note from then on."""
         self._resumed, self._ends = resumed, list[_End]()
-        self._unread = list[tuple[FeedLoader, int]]()
+        self._unread = list[tuple[FeedLoader, Any]]()
         self._places, self._takes_ahead = deque[dict[str, Any]](maxlen=2), False
         self.ahead, self.has_ended = None, False
 
@@ -165,9 +165,9 @@ class _Noted(CombinedLoader):
 
     def __iter__(self) -> Any:
         resumed, loaders = self._resumed, self.flattened
-        for loader, step in self._unread:
+        for loader, mark in self._unread:
             # Its loop begins with a batch; but this one has ended by another loader's end.
-            loader._is_begun |= loader.step == step
+            loader._is_begun |= loader._mark is mark
         are_over = (resumed and resumed.get("are_over")) or [False] * len(loaders)
         # What has ended in this epoch gives no more: to begin it would begin its next loop.
         if resumed and (resumed.get("is_hollow") or resumed.get("are_new")):
@@ -184,8 +184,10 @@ class _Noted(CombinedLoader):
         self.begin(None)
         self._ends = list(map(_End, found.iterators, are_over))
         if resumed and not all(are_over):
-            own = [one for one in loaders if isinstance(one, FeedLoader)]
-            self._unread = [(one, one.step) for one in own if one._mark.place.index]
+            self._unread = [
+                (one, one._mark) for one, over in zip(loaders, are_over, strict=True)
+                if isinstance(one, FeedLoader) and one._mark.place.index and not over
+            ]  # fmt: skip
         found.iterators = list(self._ends)
         self._takes_ahead = sized_len(self) is None
         self._note()

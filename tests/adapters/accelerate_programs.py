@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 with warnings.catch_warnings():
@@ -103,7 +104,13 @@ def run(loop: Loop, folder: Path, *, name: str = "feeder", seed: int = 1,
 def differences(loop: Loop, folder: Path) -> tuple[int, list[str]]:
     """How often it was killed, and where it went on differently."""
     found = []
-    want, kills = run(loop, folder)
+    try:
+        want, kills = run(loop, folder)
+    except ValueError:
+        # Accelerate's, of a rank without a batch.
+        with pytest.raises(ValueError):
+            run(loop, folder, name="torch")
+        return 0, []
     if not loop.source.differs:
         theirs, _ = run(loop, folder, name="torch")
         if want != theirs:

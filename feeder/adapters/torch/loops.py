@@ -79,7 +79,9 @@ class _Loop(theirs._BaseDataLoaderIter):
             beginning = contextlib.nullcontext() if at.begun is None else as_it_was(())
         else:
             began = None if at.begun is None else (at.begun, at.pulled)
-            self._order = Order(loader, began)
+            # Of a loop that was left a sampler may have kept its place, with nothing behind it.
+            is_left = resumed is None and last.begun is not None and last.num > 0
+            self._order = Order(loader, began, is_after_end=not is_left)
             beginning = self._order.beginning()
         self._prepare(loader, at)
         with beginning:

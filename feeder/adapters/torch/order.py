@@ -242,6 +242,8 @@ class Begun(NamedTuple):
     the samples that all ranks had had of it before."""
     states: tuple[Any, ...] = ()
     """What the samplers with a state said."""
+    is_after_end: bool = True
+    """Whether that may be of the end of a loop, and is not of one that was left."""
 
 
 class Pulled(NamedTuple):
@@ -277,8 +279,11 @@ START = Pulled(0, xxhash.xxh3_64().intdigest())
 class Order:
     """The batches of indices of one loop. Owned by the thread that iterates over the loader."""
 
-    def __init__(self, loader: Any, resumed: tuple[Begun, Pulled] | None) -> None:
-        """Call it before PyTorch's iterator is made, and `begin` after that."""
+    def __init__(
+        self, loader: Any, resumed: tuple[Begun, Pulled] | None, *, is_after_end: bool = True
+    ) -> None:
+        """Call it before PyTorch's iterator is made, and `begin` after that. `is_after_end`: no
+        loop that somebody has read from was left before this one."""
         self._resumed = resumed
         self._outer, self._batch_size = loader.batch_sampler, loader.batch_size or 1
         # Not the loader: one whose workers persist keeps its loop, and they end when it is dropped.
@@ -318,7 +323,7 @@ class Order:
             sampler = self._dealt
             dealt = None if sampler is None else (sampler.epoch, sampler.num_replicas, 0)
             said = states_of(self._states)
-            self.begun = Begun(own, self._note(lazily=False), None, dealt, said)
+            self.begun = Begun(own, self._note(lazily=False), None, dealt, said, is_after_end)
 
     def _find_random(self) -> Any:
         """The sampler that draws one seed of the process and nothing else."""
@@ -359,7 +364,7 @@ class Order:
         `was_pulled`: whether batches were pulled before the first one was given, as for workers."""
         self._iterator = iterator
         if self._resumed is None:
-            if self._loaded:
+            if self._loaded and self.begun.is_after_end:
                 self._iterator = self._unspent(iterator)
             return
         begun, pulled = self._resumed
@@ -377,8 +382,7 @@ class Order:
             self._iterator = self._seeded(begun.seed)
         for name, state in begun.process if self._is_lazy else ():
             set_generator_state(_PROCESS[name], state)
-        if begun.states:
-            # These may be of the end of the loop before.
+        if begun.states and begun.is_after_end:
             self._iterator = self._unspent(self._iterator)
         self._pull_again(pulled.num)
         if now is not None:

@@ -49,6 +49,7 @@ def write(mark: Mark) -> dict[str, Any]:
         },
         "now": None if mark.now is None else list(mark.now),
         "samplers": [_text(STATES.pack(state)) for state in begun.states],
+        "is_after_end": begun.is_after_end,
         "order_seed": begun.seed,
         "dealt": None if begun.dealt is None else list(begun.dealt),
         "pulled": pulled.num,
@@ -81,6 +82,7 @@ def read(state: dict[str, Any]) -> Mark:
             tuple(own), tuple(process.items()), state["order_seed"],
             None if dealt is None else tuple(dealt),
             tuple(STATES.unpack(b64decode(said)) for said in samplers),
+            bool(state.get("is_after_end", True)),
         ),
         pulled=Pulled(
             int(state["pulled"]), int(state["digest"], 16),
