@@ -23,6 +23,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from feeder.adapters.torch import DataLoader as DataLoader
 from feeder.adapters.torch import FeedLoader as FeedLoader
 from feeder.adapters.torch import trainers
+from feeder.adapters.torch.shuffle import SeededSampler
 from feeder.errors import ResumeError
 
 
@@ -114,6 +115,10 @@ class FeedCheckpoint(Callback):
             if not said.get("are_new"):
                 trainers.load_state(loader, state)
             _set_sampler_epoch(loader, said.get("epoch", 0))
+            # Of a later epoch Lightning tells before it begins a loop; if it resumes, after that.
+            sampler = getattr(loader, "sampler", None)
+            if said.get("epoch", 0) and isinstance(sampler, SeededSampler):
+                sampler.is_told = True
         draws, before = said.get("draws"), said.get("draws_before")
         if draws is not None:
             trainers.set_draws(before or draws)
@@ -172,10 +177,10 @@ class _Noted(CombinedLoader):
         # What has ended in this epoch gives no more: to begin it would begin its next loop.
         if resumed and (resumed.get("is_hollow") or resumed.get("are_new")):
             are_over = [True] * len(loaders)
+        begun = loaders
         if all(are_over) or self._mode == "max_size":
-            self._flattened = [
-                () if over else one for one, over in zip(loaders, are_over, strict=True)
-            ]
+            begun = [() if over else one for one, over in zip(loaders, are_over, strict=True)]
+            self._flattened = begun
         super().__iter__()
         found: Any = self._iterator
         self._flattened = found.iterables = loaders
@@ -183,11 +188,9 @@ class _Noted(CombinedLoader):
             found._consumed = list(are_over)
         self.begin(None)
         self._ends = list(map(_End, found.iterators, are_over))
-        if resumed and not all(are_over):
-            self._unread = [
-                (one, one._mark) for one, over in zip(loaders, are_over, strict=True)
-                if isinstance(one, FeedLoader) and one._mark.place.index and not over
-            ]  # fmt: skip
+        if resumed:
+            own = [one for one in begun if isinstance(one, FeedLoader)]
+            self._unread = [(one, one._mark) for one in own if one._mark.place.index]
         found.iterators = list(self._ends)
         self._takes_ahead = sized_len(self) is None
         self._note()

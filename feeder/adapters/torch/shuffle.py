@@ -21,6 +21,8 @@ class SeededSampler(Sampler[int]):
         self._dataset, self.seed = dataset, seed
         self.epoch, self._at = 0, 0
         self._is_loaded = False
+        self.is_told = False
+        """Whether the next `set_epoch` is about the loop that has begun."""
 
     def __iter__(self) -> Iterator[int]:
         num = len(self._dataset)
@@ -40,7 +42,9 @@ class SeededSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Have the next loop be this epoch; the rest of a loop that a state has left stays, since a
         trainer that reads a short loader again within its own epoch tells only that."""
-        if not (self._is_loaded and self._at):
+        if self.is_told:
+            self.is_told = False
+        elif not (self._is_loaded and self._at):
             self.epoch, self._at = epoch, 0
 
     def leave(self) -> None:
