@@ -114,11 +114,7 @@ class FeedCheckpoint(Callback):
         for loader, state in zip(loaders, said["loaders"], strict=True):
             if not said.get("are_new"):
                 trainers.load_state(loader, state)
-            _set_sampler_epoch(loader, said.get("epoch", 0))
-            # Of a later epoch Lightning tells before it begins a loop; if it resumes, after that.
-            sampler = getattr(loader, "sampler", None)
-            if said.get("epoch", 0) and isinstance(sampler, SeededSampler):
-                sampler.is_told = True
+            _tell(loader, said.get("epoch", 0))
         draws, before = said.get("draws"), said.get("draws_before")
         if draws is not None:
             trainers.set_draws(before or draws)
@@ -146,6 +142,15 @@ class FeedCheckpoint(Callback):
 
 def _loaders(combined: Any) -> list[Any]:
     return [one for one in combined.flattened if isinstance(one, trainers.LOADERS)]
+
+
+def _tell(loader: Any, epoch: int) -> None:
+    """What Lightning tells samplers: of a later epoch before it begins a loop, and if it resumes
+    once more after that."""
+    _set_sampler_epoch(loader, epoch)
+    sampler = getattr(loader, "sampler", None)
+    if epoch and isinstance(sampler, SeededSampler):
+        sampler.is_told = True
 
 
 class _Noted(CombinedLoader):
