@@ -137,7 +137,9 @@ class ConcurrencyPolicy:
         # Then none falls behind, and in ticket order what is called is what is merged next.
         least = min(found, key=lambda partition: partition.made)
         most = min(most, self._room() // self._batch_size, self._budget.num_lists())
-        if most <= 1:
+        # Only if the batcher thread looks soon, or will: it takes back the partitions after a call
+        # that does not return.
+        if most <= 1 or (self.awaited and self.looks_in > self._tuning.grace_s):
             return [least]
         # To ask for the next of many partitions under the lock takes longer than a quick call.
         return self._in_turn(self._scheduler.ready, most, least.number)

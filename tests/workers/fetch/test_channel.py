@@ -95,13 +95,12 @@ def test_a_wait_that_is_over_before_it_begins_comes_to_an_end() -> None:
 
 
 def test_a_call_that_does_not_return_holds_no_partition_of_its_turn(channel: Channel) -> None:
-    merge = Aside(lambda: channel.collect(0))
-    wait_until(lambda: channel._policy.awaited)
     turn = acquire(channel, NUM_PARTITIONS)
     call_next(turn)
     second = turn.take_next()
     assert second is not None and len(turn.todo) == 2
     second.begin_calls(time.monotonic())
+    merge = Aside(lambda: channel.collect(0))
     assert [chunk_list.partition for chunk_list in merge.result()] == [0]
     assert [one.running for one in channel._scheduler.partitions] == [False, True, False, False]
     assert (turn.take_next(), turn.take_done(), channel._budget.rows) == (None, [], 1)

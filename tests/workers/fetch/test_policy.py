@@ -213,6 +213,14 @@ def test_a_turn_has_as_many_partitions_as_there_is_room_for() -> None:
     assert not stage.policy.pick(9)
 
 
+def test_a_turn_has_one_partition_while_nobody_looks_soon() -> None:
+    stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
+    stage.collect(0)
+    assert len(stage.policy.pick(9)) == NUM_PARTITIONS
+    assert [*stage.policy.batcher_looks()] == [stage.partitions[0]]
+    assert stage.policy.pick(9) == [stage.partitions[0]]
+
+
 # ---- which call is made next
 
 
