@@ -658,7 +658,7 @@ def valid(program: Program) -> Program:
         # After a loop that was left one begins anew, and with its state it does not; the other one
         # may have nothing left.
         actions = tuple(one for one in program.actions if one[0] != "two" and not one[1])
-        program = dataclasses.replace(program, actions=actions)
+        program = dataclasses.replace(program, actions=actions, fails_at=None)
     if program.batch_size is None:
         return dataclasses.replace(program, drop_last=False)
     return program
