@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
@@ -13,7 +12,6 @@ from feeder import Coordinator, init_data_input_workers
 from feeds import make as make_feed
 from fetches import BATCH_SIZE, COLUMNS, make_fetch
 from freeze.sources import make_source
-from small import wait_until
 
 Make = Callable[[Path], Coordinator]
 
@@ -52,12 +50,6 @@ STEPS = (0, 1, 5)
 """After so many batches: at the beginning, in an epoch, and in or beyond the next."""
 
 
-def knows_next(name: str, feed: Any) -> bool:
-    """Whether the next batch is made, or all are."""
-    stats, threads = feed.stats(), [thread.name for thread in threading.enumerate()]
-    return stats["batches"] > stats["handed_batches"] or f"feeder {name} enqueuer" not in threads
-
-
 def at(make: Make, folder: Path, step: int) -> dict[str, str]:
     with make(folder) as coordinator:
         tokens = {}
@@ -66,8 +58,6 @@ def at(make: Make, folder: Path, step: int) -> dict[str, str]:
             devices = cycle([feed.on(i) for i in range(len(feed.devices))])
             for _ in range(step):
                 tokens[f"token of {name}"] = next(next(devices)).cut.token().hex()
-            # An epoch's last batch stands at the begin of the next epoch once that is known.
-            wait_until(lambda name=name, feed=feed: knows_next(name, feed))
         snapshot, state = coordinator.snapshot(), coordinator.state_dict()
     return {
         **tokens,

@@ -148,11 +148,13 @@ class RoundRobinRouter:
         else:
             # One by one in the order of the stream: a device may wait for its batch while the
             # next of another, which is full, cannot be put.
-            for batch in group:
-                self._put(batch.turn % num, [batch])
+            for at in range(len(group)):
+                self._put(group[at].turn % num, [group[at]])
         if group and copied and self._max_rows * row_bytes > TUNING.yield_bytes:
             # Else slots go round that no cache holds, and a copy takes up to three times as long.
             self._queues[group[-1].turn % num].yield_to_user()
+        # Else this frame would hold batches, and their slots, while it waits.
+        del group
         if self._needs_room:
             self._channel.wait_for_room()
         if self._report is not None:
