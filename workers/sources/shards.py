@@ -12,6 +12,7 @@ from io import BytesIO
 from typing import Any, BinaryIO, Unpack
 
 import numpy as np
+import xxhash
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
@@ -68,7 +69,9 @@ def webdataset(
     paths = list_files(shards, "a tar shard")
     if keys is None:
         keys = _first_keys(paths[0])
-    elif isinstance(keys, str) or not keys or not all(isinstance(key, str) for key in keys):
+    elif isinstance(keys, str) or not keys or not all(
+        isinstance(key, str) and "/" not in key for key in keys
+    ):  # fmt: skip
         raise ConfigError(f"keys are {keys!r}, expected names such as ('jpg', 'cls')")
     given = dict(decoders or {})
     for key, decode in given.items():
@@ -90,12 +93,22 @@ def webdataset(
 
 def scan_tar(file: BinaryIO, size: int) -> Iterator[Entry]:
     """The members of a tar file, sample by sample."""
+    for number, key, is_sparse, start, stop in _members(file, size):
+        yield number, _kind(key, is_sparse=is_sparse), start, stop - start
+
+
+def _members(file: BinaryIO, size: int) -> Iterator[tuple[int, str, bool, int, int]]:
+    """Of each member its sample's number, its key, whether it is sparse, and where its bytes begin
+    and end. Those of a sparse member begin with its header, which says where each part of it
+    belongs."""
     number, last = -1, None
     try:
         # "r:" is without compression, which leaves no way to a record but through all before it.
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
-                end = member.offset_data + member.size
+                # A sparse member has fewer bytes here than its size says: its holes are left out.
+                stored = member.size if member.sparse is None else sum(n for _, n in member.sparse)
+                end = member.offset_data + stored
                 if end > size:
                     raise ValueError(
                         f"the file has {size} bytes, member {member.name!r} at byte "
@@ -107,14 +120,35 @@ def scan_tar(file: BinaryIO, size: int) -> Iterator[Entry]:
                     continue
                 if (folder, stem) != last:
                     number, last = number + 1, (folder, stem)
-                kind = key.lower().encode()
-                if len(kind) > ENTRY["kind"].itemsize:
-                    raise ValueError(f"member {member.name!r} has a key of {len(kind)} bytes")
-                yield number, kind, member.offset_data, member.size
+                is_sparse = member.sparse is not None
+                start = member.offset if is_sparse else member.offset_data
+                yield number, key.lower(), is_sparse, start, end
             # `tarfile` also takes what is no header for the end, and says nothing.
             _check_end(file, tar.offset, size)
     except tarfile.TarError as error:
         raise ValueError(f"is no tar file without compression: {error}") from error
+
+
+def _kind(key: str, *, is_sparse: bool = False) -> bytes:
+    """What an index calls a member: its key, after a slash if the member is sparse. (No key has a
+    slash.) A key that is too long for an entry is told by its digest, after two more slashes."""
+    mark, octets = b"/" if is_sparse else b"", key.encode()
+    if len(mark + octets) > ENTRY["kind"].itemsize:
+        octets = b"//" + xxhash.xxh3_128_hexdigest(octets)[:29].encode()
+    return mark + octets
+
+
+def _dense(data: bytes) -> bytes:
+    """The content of a sparse member, with its holes as zeros."""
+    try:
+        with tarfile.open(fileobj=BytesIO(data), mode="r:") as tar:
+            member = tar.next()
+            file = None if member is None else tar.extractfile(member)
+            if member is None or member.sparse is None or file is None:
+                raise ValueError("is no sparse member any more: the file has changed")
+            return file.read()
+    except tarfile.TarError as error:
+        raise ValueError(f"cannot be read as a sparse member: {error}") from error
 
 
 def _check_end(file: BinaryIO, at: int, size: int) -> None:
@@ -137,10 +171,10 @@ def _first_keys(path: str) -> list[str]:
     try:
         with open(path, "rb") as file:
             keys = []
-            for number, kind, _, _ in scan_tar(file, os.fstat(file.fileno()).st_size):
+            for number, key, *_ in _members(file, os.fstat(file.fileno()).st_size):
                 if number:
                     break
-                keys.append(kind.decode())
+                keys.append(key)
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -152,15 +186,19 @@ def _first_keys(path: str) -> list[str]:
 
 def _decode_members(decoders: Mapping[str, Callable[[bytes], Any]], pieces: list[Piece]) -> Any:
     members = {kind: (offset, data) for kind, offset, data in pieces}
-    if len(members) < len(pieces):
+    keys = sorted(kind.lstrip("/") for kind in members)
+    if len(set(keys)) < len(pieces):
         raise ValueError(f"the sample has the members {sorted(kind for kind, _, _ in pieces)}")
     sample = {}
     for key, decode in decoders.items():
-        if key not in members:
-            raise ValueError(f"the sample has the members {sorted(members)}, and no {key!r}")
-        offset, data = members[key]
+        for is_sparse in (False, True):
+            if piece := members.get(_kind(key, is_sparse=is_sparse).decode()):
+                break
+        else:
+            raise ValueError(f"the sample has the members {keys}, and no {key!r}")
+        offset, data = piece
         try:
-            sample[key] = decode(data)
+            sample[key] = decode(_dense(data) if is_sparse else data)
         except (OSError, ValueError) as error:
             raise ValueError(f"member {key!r} at byte {offset}: {error}") from error
         except Exception as error:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import struct
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +145,78 @@ def test_a_shard_without_its_end_is_named_wherever_it_is_cut(shards: list[Path])
     told = rf"its tar file ends at byte {end}, and other bytes follow at {len(data)}: "
     with pytest.raises(ConfigError, match=told):
         webdataset(shards, ["cls"])
+
+
+SPARSE = {
+    "gnu": ["--format=gnu"],
+    **{f"pax {v}": ["--format=pax", f"--sparse-version={v}"] for v in ("0.0", "0.1", "1.0")},
+}
+"""The ways in which GNU tar writes a file with holes."""
+
+
+@pytest.mark.process
+@pytest.mark.needs("tar")
+@pytest.mark.parametrize("kind", SPARSE)
+def test_sparse_members_are_what_tarfile_reads(kind: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    shard, names = tmp_path / "x.tar", []
+    # More stretches of data than the first header of a member has room for, none, and no hole.
+    for number, stretches in enumerate((1, 3, 30, 0, 2)):
+        for key in ("bin", "cls", f"{'long.' * 8}bin"):
+            names.append(f"{number}.{key}")
+            with open(tmp_path / names[-1], "wb") as file:
+                if key == "cls":
+                    file.write(b"%d" % number)
+                    continue
+                for _ in range(stretches):
+                    file.seek(int(rng.integers(1, 9)) * 8192, os.SEEK_CUR)
+                    file.write(rng.bytes(int(rng.integers(1, 9000))))
+                file.truncate(file.tell() + 40_000 * (number != 4))
+    subprocess.run(
+        ["tar", "--sparse", *SPARSE[kind], "-C", tmp_path, "-cf", shard, *names], check=True
+    )
+    with tarfile.open(shard) as tar:
+        assert sum(member.sparse is not None for member in tar) > 6
+        wanted = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    keys = ["bin", f"{'long.' * 8}bin", "cls"]
+    found: dict[str, bytes] = {}
+
+    def note(sample: dict[str, Any]) -> int:
+        found.update({f"{sample['cls']}.{key}": sample[key] for key in keys[:2]})
+        return 0
+
+    source = webdataset(shard, keys).map(note)
+    source(call(0, 5))
+    assert found == {name: data for name, data in wanted.items() if name[2:] != "cls"}
+    # What the file holds no more is an error, and is named.
+    with tarfile.open(shard) as tar:
+        first = tar.getmembers()[0]
+    with open(shard, "r+b") as file:
+        file.seek(first.offset)
+        file.write(bytes(512))
+    with pytest.raises(RecordError, match=r"x\.tar' at byte 0: member 'bin' at byte 0: "):
+        source(call(0, 5))
+
+
+def test_a_sparse_member_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for headers in ({}, {"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"}):
+            member = tarfile.TarInfo("a.cls")
+            member.size, member.pax_headers = 1, headers
+            tar.addfile(member, io.BytesIO(b"7"))
+    with pytest.raises(RecordError, match=r"the sample has the members \['/cls', 'cls'\]"):
+        webdataset(tmp_path / "x.tar")(call(0, 1))
+
+
+def test_a_shard_may_have_keys_of_any_length(tmp_path: Path) -> None:
+    keys = ["a" * 32, "a" * 33, "a" * 33 + "b", "cls"]
+    shard = write_tar(tmp_path / "x.tar", [{key: key.encode() for key in keys[:3]}])
+    assert webdataset(shard, on_error="skip")(call(0, 1)) == {k: [k.encode()] for k in keys[:3]}
+    assert webdataset(shard, keys[1:2])(call(0, 1)) == {keys[1]: [keys[1].encode()]}
+    with pytest.raises(RecordError, match="and no 'cls'"):
+        webdataset(shard, keys)(call(0, 1))
+    with pytest.raises(ConfigError, match=r"keys are \['/cls'\], expected names"):
+        webdataset(shard, ["/cls"])
 
 
 def test_a_shard_that_is_cut_while_it_is_read_is_named(shards: list[Path]) -> None:

@@ -37,7 +37,8 @@ Entry = tuple[int, bytes, int, int]
 Scan = Callable[[BinaryIO, int], Iterator[Entry]]
 """Entries of a file that is open, of so many bytes. Raises ValueError where it is no such file."""
 
-_VERSION = 2
+_VERSION = 3
+"""2 took the bytes of a sparse member of a tar for its content."""
 _HEADS = 2
 _STRETCHES, _STRETCH_BYTES = 64, 1024
 _DESCRIBED_ONE_BY_ONE = 256
