@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
@@ -170,8 +171,32 @@ def _column(
     rows: list[Any] = []
     try:
         for value in values:
-            # `asarray` takes tensors of other libraries without a copy.
-            rows.append(np.asarray(value))
+            rows.append(exact_array(value))
     except (TypeError, ValueError) as error:
         raise RecordError(f"{names(len(rows))}: {column} is no array: {error}") from error
     return stack(rows, names, column, _CURE, call)
+
+
+def exact_array(value: Any) -> NDArray[Any]:
+    """What `numpy.asarray` makes of a value, if that is the same value.
+
+    Raises:
+        ValueError: NumPy would make something else of its strings.
+    """
+    # Tensors of other libraries are taken without a copy.
+    made: NDArray[Any] = np.asarray(value)
+    if made.dtype.kind not in "SU" or isinstance(value, np.ndarray):
+        return made
+    kind = bytes if made.dtype.kind == "S" else str
+    for one in np.asarray(value, object).flat:
+        if not isinstance(one, kind):
+            raise ValueError(
+                f"{type(one).__name__} beside {kind.__name__}, of which NumPy makes strings alone: "
+                "make arrays of them with map"
+            )
+        if one[-1:] in (b"\0", "\0"):
+            raise ValueError(
+                f"{one!r} ends with a zero, which NumPy's strings have not: make an array of it "
+                "with map, such as np.frombuffer(value, np.uint8) of bytes"
+            )
+    return made

@@ -107,7 +107,8 @@ def _members(file: BinaryIO, size: int) -> Iterator[tuple[int, str, bool, int, i
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 # A sparse member has fewer bytes here than its size says: its holes are left out.
-                stored = member.size if member.sparse is None else sum(n for _, n in member.sparse)
+                parts: Any = member.sparse
+                stored = member.size if parts is None else sum(size for _, size in parts)
                 end = member.offset_data + stored
                 if end > size:
                     raise ValueError(
@@ -120,9 +121,8 @@ def _members(file: BinaryIO, size: int) -> Iterator[tuple[int, str, bool, int, i
                     continue
                 if (folder, stem) != last:
                     number, last = number + 1, (folder, stem)
-                is_sparse = member.sparse is not None
-                start = member.offset if is_sparse else member.offset_data
-                yield number, key.lower(), is_sparse, start, end
+                start = member.offset_data if parts is None else member.offset
+                yield number, key.lower(), parts is not None, start, end
             # `tarfile` also takes what is no header for the end, and says nothing.
             _check_end(file, tar.offset, size)
     except tarfile.TarError as error:

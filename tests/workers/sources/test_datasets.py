@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
@@ -54,6 +57,50 @@ def test_a_collate_function_of_ones_own() -> None:
 def test_samples_that_do_not_fit_each_other(other: Any, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         records([(1, 2), other])(call(0, 2))
+
+
+short_bytes = st.binary(max_size=3)
+short_texts = st.text("a\0é", max_size=3)
+strings = st.one_of(
+    *(st.lists(one | st.lists(one, min_size=1, max_size=2), min_size=1, max_size=4)
+      for one in (short_bytes, short_texts)),
+    st.lists(st.lists(short_texts | st.integers(0, 9), min_size=2, max_size=2), min_size=1),
+)  # fmt: skip
+
+
+@given(strings)
+@example([b"ab", b"a\0"])
+@example([["a", "b\0"]])
+@example([["a", 1]])
+@pytest.mark.parametrize("step", ["none", "pad", "offsets"])
+def test_strings_are_the_same_in_a_batch_or_an_error(step: str, values: list[Any]) -> None:
+    source = records([{"x": value} for value in values])
+    source = {"none": source, "pad": source.pad(5), "offsets": source.offsets()}[step]
+    try:
+        made = source(call(0, len(values)))
+    except RecordError:
+        return
+    if step != "offsets":
+        rows = made["x"].tolist()
+        if step == "pad" and isinstance(values[0], list):
+            rows = [row[: len(value)] for row, value in zip(rows, values, strict=True)]
+        assert rows == values
+        return
+    joined, places = made["x.values"][0], made["x.offsets"][0].tolist()
+    rows = [joined[a:b] for a, b in pairwise(places)]
+    if joined.dtype == np.uint8:
+        wanted = [v.encode() if isinstance(v, str) else v for v in values]
+        assert [row.tobytes() for row in rows] == wanted
+    else:
+        assert [row.tolist() for row in rows] == values
+
+
+def test_a_string_that_an_array_cannot_hold_is_named() -> None:
+    for value in (b"b\0", "b\0", ["a", "b\0"]):
+        with pytest.raises(RecordError, match=r"sample 1: .*'b\\x00' ends with a zero, .* map"):
+            records([{"x": value}] * 2)(call(1, 1))
+    with pytest.raises(RecordError, match="sample 0: column 'x' is no array: int beside str, of"):
+        records([{"x": ["a", 1]}])(call(0, 1))
 
 
 def test_objects_are_refused() -> None:

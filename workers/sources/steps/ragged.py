@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.collate import flat
+from feeder.workers.sources.collate import exact_array, flat
 from feeder.workers.sources.orders.permutation import Permutation
 from feeder.workers.sources.steps.rows import (
     LEFT_OUT,
@@ -39,7 +39,7 @@ Length = int | Mapping[Any, int] | None
 def by_column(
     samples: Sequence[Any],
     name: Callable[[int], str],
-    array_of: Callable[[Any], NDArray[Any]] = np.asarray,
+    array_of: Callable[[Any], NDArray[Any]] = exact_array,
 ) -> tuple[dict[Any, list[NDArray[Any]]], bool]:
     """The values of samples, column by column, as arrays; and whether the columns have names.
 
@@ -215,8 +215,9 @@ def _pad_strings(
             "length="
         )
     for i, row in enumerate(rows):
-        if row.dtype.kind != kind:
-            raise RecordError(f"{name(i)}: column {key!r} is {row.dtype}, expected strings")
+        if row.ndim or row.dtype.kind != kind:
+            what = f"{row.dtype}{list(row.shape) if row.ndim else ''}"
+            raise RecordError(f"{name(i)}: column {key!r} is {what}, expected strings")
         if len(row.item()) > size:
             raise RecordError(
                 f"{name(i)}: column {key!r} has {len(row.item())} characters, length is {size}"
@@ -272,11 +273,10 @@ class Offsets(Step):
 def _array_or_octets(value: Any) -> NDArray[Any]:
     """A string as its bytes; anything else as an array."""
     if not isinstance(value, (str, bytes)):
-        value = np.asarray(value)
-        if value.ndim or value.dtype.kind not in "SU":
-            made: NDArray[Any] = value
+        made = exact_array(value)
+        if made.ndim or made.dtype.kind not in "SU":
             return made
-        value = value.item()
+        value = made.item()
     # Of the value itself: an array of NumPy's would lose the NULs at its end.
     return np.frombuffer(value.encode() if isinstance(value, str) else value, np.uint8)
 
