@@ -274,6 +274,11 @@ class Tuning:
     # Rows of one call lie anywhere. A batch that is mapped costs no memory of its own, and to parse
     # a footer takes 15 us for each of its groups (2026-11-25).
 
+    group_bytes_kept: int = 256 * _MIB
+    """So many bytes of decoded row groups are kept in a process, and the last group in any case."""
+    # A group has 100 MB and more if a file is one group, and eight of them took 1.9 GB in each
+    # process; 1.0 GB are left, of which half are groups that are being decoded (2026-11-27).
+
     permutations_kept: int = 64
     """So many permutations of windows are kept, where a shuffle keeps records together."""
     # Rows of one call lie in a few windows, and calls of some threads in the same ones; not

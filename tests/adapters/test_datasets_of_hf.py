@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import feeder
 from calls import call, epoch_of
@@ -93,6 +96,116 @@ def test_items_where_a_column_has_no_array() -> None:
         features=datasets.Features({"x": datasets.Array2D((2, 2), "int32")}),
     )
     assert hf(squares)(call(0, 2))["x"].tolist() == squares["x"][:]
+
+
+def kinds() -> dict[str, tuple[Any, Any]]:
+    """Of each kind of column its feature, and a strategy for values."""
+    import datasets
+
+    value = datasets.Value
+    bytes_ = st.integers(-128, 127)
+    numbers: dict[str, Any] = {
+        "int8": bytes_, "uint16": st.integers(0, 2**16 - 1), "bool": st.booleans(),
+        "int64": st.integers(-(2**63), 2**63 - 1), "float32": st.floats(width=32, allow_nan=False),
+        "string": st.text("aé", max_size=3), "timestamp[us]": st.datetimes(),
+    }  # fmt: skip
+    made = {name: (value(name), values) for name, values in numbers.items()}
+    few = st.lists(bytes_, max_size=3)
+    image = st.integers(0, 255).map(lambda n: {"path": None, "bytes": png(n)})
+    return made | {
+        "list": (datasets.List(value("int8")), few),
+        "lists": (datasets.List(datasets.List(value("int16"))), st.lists(few, max_size=3)),
+        "square": (
+            datasets.Array2D((2, 3), "uint8"),
+            st.lists(st.lists(st.integers(0, 255), min_size=3, max_size=3), min_size=2, max_size=2),
+        ),
+        "struct": ({"a": value("int16")}, st.fixed_dictionaries({"a": bytes_})),
+        "chat": (
+            datasets.List({"role": value("string"), "n": value("int8")}),
+            st.lists(st.fixed_dictionaries({"role": st.text("ab"), "n": bytes_}), max_size=2),
+        ),
+        "image": (datasets.Image(), image),
+        "images": (datasets.List(datasets.Image()), st.lists(image, max_size=2)),
+        "picture": (
+            {"image": datasets.Image(), "n": value("int16"), "sizes": datasets.List(value("int8"))},
+            st.fixed_dictionaries({"image": image, "n": bytes_, "sizes": few}),
+        ),
+    }  # fmt: skip
+
+
+def png(number: int) -> bytes:
+    from PIL import Image
+
+    file = BytesIO()
+    Image.new("RGB", (2, 3), (number, 1, 2)).save(file, "PNG")
+    return file.getvalue()
+
+
+def plain(value: Any) -> Any:
+    """A value without NumPy and Pillow; items of the library's structs are columns of ours."""
+    if type(value).__module__.startswith("PIL"):
+        return np.asarray(value).tolist()
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+DTYPES = {
+    "int8": "i1", "uint16": "u2", "bool": "?", "int64": "i8", "float32": "f4", "list": "i1",
+    "lists": "i2", "square": "u1", "struct.a": "i2", "picture.n": "i2", "picture.sizes": "i1",
+}  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.booleans())
+def test_columns_are_the_same_whatever_lies_beside_them(data: Any, nulls: bool) -> None:
+    import datasets
+
+    given_kinds = kinds()
+    names = data.draw(
+        st.lists(st.sampled_from([*given_kinds]), min_size=1, max_size=4, unique=True)
+    )
+    rows = st.fixed_dictionaries({
+        # Of an array that is null the library makes one of NaN.
+        name: st.none() | given_kinds[name][1] if nulls and name != "square"
+        else given_kinds[name][1] for name in names
+    })  # fmt: skip
+    items = data.draw(st.lists(rows, min_size=1, max_size=5))
+    features = datasets.Features({name: given_kinds[name][0] for name in names})
+    whole = datasets.Dataset.from_list(items, features=features)
+    chosen = data.draw(st.lists(st.integers(0, len(items) - 1), min_size=1, max_size=5))
+    dataset = whole.select(chosen)
+    seen: list[Any] = []
+    source = hf(dataset).map(lambda row: seen.append(row) or 0)  # type: ignore[func-returns-value]
+    source(call(0, len(chosen)))
+    for row, wanted in zip(seen, dataset, strict=True):
+        told = plain(wanted)
+        for name in ("struct", "picture"):
+            inner = told.pop(name, {})
+            # A struct of the table is taken apart, null or not.
+            if f"{name}.a" in row:
+                told["struct.a"] = None if inner is None else inner["a"]
+            elif inner != {}:
+                told[name] = inner
+        assert plain(row) == told
+    try:
+        columns = hf(dataset)(call(0, len(chosen)))
+    except RecordError:
+        return
+    assert not any(items[i][name] is None for i in chosen for name in names)
+    for name, column in columns.items():
+        assert column.dtype == DTYPES.get(name, column.dtype) or not column.size, name
+
+
+def test_nulls_of_what_the_library_makes_are_for_map() -> None:
+    import datasets
+
+    whole = datasets.Dataset.from_dict({"x": [1, None]})
+    assert hf(whole, nulls=7)(call(0, 2))["x"].tolist() == [1, 7]
+    with pytest.raises(ConfigError, match=r"nulls is given, and the items of this dataset are"):
+        hf(whole.with_format("numpy"), nulls=7)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

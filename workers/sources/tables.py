@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, Unpack
 
 import numpy as np
@@ -18,12 +18,17 @@ from feeder.workers.sources.datasets import records
 from feeder.workers.sources.extras import load
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
+from feeder.workers.sources.steps.each import Zipped
 from feeder.workers.sources.stores.arrow_columns import (
     ColumnArray,
-    Ragged,
-    has_arrays,
-    is_ragged,
+    Nulls,
+    Values,
+    empty_table,
+    find_field,
+    has_columns,
+    outermost,
     to_columns,
+    value_of,
 )
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.offsets import list_files, told_of_files
@@ -43,6 +48,7 @@ def parquet(
     paths: Paths,
     columns: Sequence[str] | None = None,
     *,
+    nulls: Any = "error",
     row_group_cache: int = 8,
     **options: Unpack[OrderOptions],
 ) -> Source:
@@ -52,56 +58,74 @@ def parquet(
     within windows, `.shuffle(window=n)` with about the rows of a group: each group is then decoded
     once or twice an epoch. A shuffle of all rows decodes a group for nearly every row.
 
-    Columns of numbers are arrays, of fixed-size lists arrays with another axis, and those of
-    structs have names such as "image.width". Lists and strings are rows of different lengths, for
-    `map`, `pad` and `offsets`.
+    Columns of numbers are arrays, of fixed-size lists and tensors arrays with more axes, of bytes
+    of a fixed size arrays of uint8, and those of structs have names such as "image.width". Lists
+    and strings are rows of different lengths, for `map`, `pad` and `offsets`. Lists of structs, as
+    of chats, decimals and times of day are Python objects, for `map`.
 
     Args:
         paths: A path, several, or a pattern such as "data/*.parquet".
-        columns: The columns to read; None is all.
-        row_group_cache: How many decoded row groups are kept, in each process.
+        columns: The columns to read, or fields of structs, such as "image.bytes"; None is all.
+        nulls: What a null becomes. "error": None for a `map` or a `filter`, and an error if it
+            comes into a batch. A value, or values by column such as {"text": ""}: that value.
+            "mask": zero, an empty string or an empty list, and each column `x` has a column
+            `x.is_null` beside it.
+        row_group_cache: How many decoded row groups are kept, in each process: at most so many, and
+            256 MiB of them, or the last one.
         options: `OrderOptions`.
 
     Raises:
         ConfigError: a file is missing, damaged or has other columns than the first, pyarrow is not
-            installed, or an option is wrong. A column with nulls is a RecordError.
+            installed, or an option is wrong.
     """
-    kept = whole("row_group_cache", row_group_cache, 1)
+    kept = Kept(whole("row_group_cache", row_group_cache, 1), TUNING.group_bytes_kept, _size_of)
+    told = Nulls.of(nulls)
     files = ParquetFiles(list_files(paths, "a Parquet file"), _names(columns))
-    return Source(TableRecords("parquet", files, kept), **options)
+    return Source(TableRecords("parquet", files, kept, told), **options)
+
+
+def _size_of(columns: dict[str, ColumnArray]) -> int:
+    return sum(column.nbytes for column in columns.values())
 
 
 @public("feeder.sources")
 def arrow(
-    paths: Paths, columns: Sequence[str] | None = None, **options: Unpack[OrderOptions]
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    nulls: Any = "error",
+    **options: Unpack[OrderOptions],
 ) -> Source:
     """Rows of Arrow files: IPC files, as Feather writes them, and streams, as the caches of Hugging
     Face are (extra `arrow`). They are mapped into memory; any row is read at once.
 
     Args:
         paths: A path, several, or a pattern such as "data/*.arrow". Files are not compressed.
-        columns: The columns to read; None is all.
+        columns: The columns to read, or fields of structs, such as "image.bytes"; None is all.
+        nulls: What a null becomes, as of `parquet`.
         options: `OrderOptions`.
 
     Raises:
         ConfigError: a file is missing, damaged or has other columns than the first, pyarrow is not
-            installed, or an option is wrong. A column with nulls is a RecordError.
+            installed, or an option is wrong.
     """
+    told = Nulls.of(nulls)
     files = ArrowFiles(list_files(paths, "an Arrow file"), _names(columns))
-    return Source(TableRecords("arrow", files, TUNING.tables_kept), **options)
+    return Source(TableRecords("arrow", files, Kept(TUNING.tables_kept), told), **options)
 
 
 @public("feeder.sources")
-def hf(dataset: Any, **options: Unpack[OrderOptions]) -> Source:
+def hf(dataset: Any, *, nulls: Any = "error", **options: Unpack[OrderOptions]) -> Source:
     """Rows of a map-style dataset of Hugging Face's `datasets`.
 
-    Without a format and a transform its Arrow table is read directly, also after `select`,
-    `shuffle` and `filter` of it; else its items are, one by one, as they are where there is no
-    array of a column, such as lists in lists. A dataset that streams is for
-    `sources.iterable`: it has `state_dict`.
+    Its Arrow table is read directly, also after `select`, `shuffle` and `filter` of it. Columns
+    that the library decodes, such as images, are as the library gives them. A dataset with a format
+    or a transform gives its items, one by one. A dataset that streams is for `sources.iterable`: it
+    has `state_dict`.
 
     Args:
         dataset: A `datasets.Dataset`.
+        nulls: What a null becomes, as of `parquet`; not of columns that the library decodes.
         options: `OrderOptions`.
 
     Raises:
@@ -112,16 +136,75 @@ def hf(dataset: Any, **options: Unpack[OrderOptions]) -> Source:
             f"dataset is {type(dataset).__name__}, expected a map-style datasets.Dataset: one that "
             "streams is for sources.iterable"
         )
-    has_table = dataset.format["type"] is None and not _has_objects(dataset)
-    if not (has_table and has_arrays(dataset.data.table.schema)):
+    told = Nulls.of(nulls)
+    decoded = [name for name, feature in dataset.features.items() if _is_decoded(feature)]
+    plain = [name for name in dataset.column_names if name not in decoded]
+    schema = dataset.data.table.select(plain).schema
+    if dataset.format["type"] is not None or not plain or not has_columns(schema):
+        if told != Nulls():
+            raise ConfigError(
+                "nulls is given, and the items of this dataset are read as the library makes them: "
+                "leave it out, and give None its value with map"
+            )
         return records(dataset, **options)
-    return Source(TableRecords("hf", HfTable(dataset), TUNING.tables_kept), **options)
+    table = TableRecords("hf", HfTable(dataset, plain), Kept(TUNING.tables_kept), told)
+    if not decoded:
+        return Source(table, **options)
+    items = records(_Decoded(dataset.select_columns(decoded))).records
+    return Source(HfRecords(table, items), **options)
 
 
-def _has_objects(dataset: Any) -> bool:
-    """Whether features are decoded by the library, such as images: their bytes are no use."""
-    plain = {"Value", "Sequence", "List", "LargeList", "ClassLabel", "Array2D"}
-    return any(type(feature).__name__ not in plain for feature in dataset.features.values())
+_PLAIN = ("Value", "ClassLabel", *(f"Array{n}D" for n in range(2, 6)))
+
+
+def _is_decoded(feature: Any) -> bool:
+    """Whether the library makes something of a feature that the table does not say, such as an
+    image."""
+    if isinstance(feature, dict):
+        return any(map(_is_decoded, feature.values()))
+    if isinstance(feature, (list, tuple)):
+        return any(map(_is_decoded, feature))
+    inner = getattr(feature, "feature", None)
+    return type(feature).__name__ not in _PLAIN if inner is None else _is_decoded(inner)
+
+
+class _Decoded:
+    """The columns of a dataset that its library decodes, with numbers of the dtypes that the
+    dataset says. Never changes; any thread reads."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return _typed(self._dataset[index], self._dataset.features)
+
+
+def _typed(value: Any, feature: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(feature, dict):
+        return {name: _typed(value[name], inner) for name, inner in feature.items()}
+    dtype = getattr(feature, "dtype", None)
+    if type(feature).__name__ == "Value":
+        # Of the library these are Python's numbers, and each dtype has one of its own for NumPy.
+        return np.dtype(dtype).type(value) if isinstance(value, (bool, int, float)) else value
+    if type(feature).__name__.startswith("Array"):
+        return np.asarray(value, dtype)
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    if inner is None:
+        return value
+    if isinstance(value, dict):
+        return {name: [_typed(v, inner[name]) for v in values] for name, values in value.items()}
+    return [_typed(one, inner) for one in value]
+
+
+class HfRecords(Zipped):
+    """Rows of a dataset: columns of its table, and those that the library decodes."""
+
+    kind = "hf"
 
 
 def _names(columns: Any) -> list[str] | None:
@@ -138,12 +221,17 @@ class Tables(Protocol):
     ends: NDArray[np.int64]
     """The number of rows up to the end of each group."""
     schema: Any
-    """The Arrow schema of the columns."""
+    """The Arrow fields of the columns."""
+    columns: list[str] | None
+    """The columns of a group that are rows, or fields of structs in them; None is all."""
 
     def __len__(self) -> int: ...
 
+    def empty(self) -> Any:
+        """A table without rows, with the columns of a group."""
+
     def group(self, number: int) -> Any:
-        """The table of a group. Raises OSError or ValueError where it cannot be read."""
+        """The table of a group. Raises OSError or ValueError if it cannot be read."""
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the rows of these numbers lie."""
@@ -161,12 +249,17 @@ class TableRecords:
     skipped = 0
     may_skip = False
 
-    def __init__(self, kind: str, tables: Tables, kept: int) -> None:
+    def __init__(self, kind: str, tables: Tables, kept: Kept, nulls: Nulls) -> None:
         self.kind = kind
-        self._tables = tables
-        self._groups = Kept(kept)
-        self.by_sample = any(is_ragged(t) for t in _leaf_types(tables.schema))
+        self._tables, self._nulls, self._groups = tables, nulls, kept
+        try:
+            columns = to_columns(tables.empty(), tables.columns, nulls)
+        except (NotImplementedError, ValueError) as error:
+            raise ConfigError(f"{tables.name(0)}: {error}") from error
+        nulls.check(list(columns))
+        self.by_sample = not all(isinstance(column, np.ndarray) for column in columns.values())
         """Whether rows may differ in length."""
+        self._objects = [name for name, column in columns.items() if isinstance(column, Values)]
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -187,81 +280,89 @@ class TableRecords:
 
     def _decode(self, number: int) -> dict[str, ColumnArray]:
         try:
-            return to_columns(self._tables.group(number))
+            return to_columns(self._tables.group(number), self._tables.columns, self._nulls)
         except (OSError, *_ARROW_ERRORS) as error:
             raise RecordError(f"{self._tables.name(number)}: {error}") from error
 
     def _groups_of(
         self, indices: NDArray[np.int64]
-    ) -> list[tuple[dict[str, ColumnArray], NDArray[np.int64], NDArray[np.int64]]]:
-        """The columns of each group, which of the rows are in it, and their places there."""
+    ) -> Iterator[tuple[dict[str, ColumnArray], NDArray[np.int64], NDArray[np.int64], bool]]:
+        """The columns of each group, which of the rows are in it, and their places there; and
+        whether all are in it. One after the other: a call may read more groups than are kept."""
         rows = self._tables.rows(indices)
         numbers = np.searchsorted(self._tables.ends, rows, side="right")
-        return [
-            (self._columns(n), chosen, rows[chosen] - self._first(n))
-            for n in np.unique(numbers).tolist()
-            for chosen in [np.flatnonzero(numbers == n)]
-        ]
+        groups = np.unique(numbers).tolist()
+        for n in groups:
+            chosen = np.flatnonzero(numbers == n)
+            yield self._columns(n), chosen, rows[chosen] - self._first(n), len(groups) == 1
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns:
         """Rows as columns; those of different lengths must be alike."""
-        if self.by_sample:
-            return make_columns(
-                self.samples(indices, call), lambda i: self.name(int(indices[i])), None
-            )
-        groups = self._groups_of(indices)
-        if len(groups) == 1:
-            columns, _, places = groups[0]
-            together = (
-                len(places) == int(places[-1] - places[0]) + 1 and (np.diff(places) == 1).all()
-            )
-            # A slice is a view, which costs nothing; an index array is a copy.
-            chosen: Any = slice(int(places[0]), int(places[-1]) + 1) if together else places
-            return {name: _fixed(column)[chosen] for name, column in columns.items()}
-        first = groups[0][0]
-        made = {
-            name: np.empty((len(indices), *_fixed(c).shape[1:]), _fixed(c).dtype)
-            for name, c in first.items()
-        }
-        for columns, chosen, places in groups:
-            for name, column in columns.items():
-                made[name][chosen] = _fixed(column)[places]
+        columns = None if self.by_sample else self._together(indices)
+        if columns is not None:
+            return columns
+        samples = self.samples(indices, call)
+        for i, sample in enumerate(samples):
+            for name, value in sample.items():
+                if value is None:
+                    raise RecordError(
+                        f"{self.name(int(indices[i]))}: column {name!r} is null: give nulls={{"
+                        f"{name!r}: value}} or nulls='mask', or choose others with columns="
+                    )
+                if name in self._objects:
+                    raise RecordError(
+                        f"{self.name(int(indices[i]))}: column {name!r} has Python objects, "
+                        f"{type(value).__name__} here: make arrays of them with map, or choose "
+                        "others with columns="
+                    )
+        return make_columns(samples, lambda i: self.name(int(indices[i])), None)
+
+    def _together(self, indices: NDArray[np.int64]) -> Columns | None:
+        """Rows that are all of one shape; None if some are null."""
+        made: dict[str, NDArray[Any]] = {}
+        for columns, chosen, places, is_all in self._groups_of(indices):
+            arrays = {n: column for n, column in columns.items() if isinstance(column, np.ndarray)}
+            if len(arrays) < len(columns):
+                return None
+            if is_all:
+                steps = np.diff(places)
+                # A slice is a view, which costs nothing; an index array is a copy.
+                at: Any = places
+                if (steps == 1).all():
+                    at = slice(int(places[0]), int(places[-1]) + 1)
+                return {name: array[at] for name, array in arrays.items()}
+            for name, array in arrays.items():
+                if name not in made:
+                    made[name] = np.empty((len(indices), *array.shape[1:]), array.dtype)
+                made[name][chosen] = array[places]
         return made
 
     def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
         """Rows as mappings by column."""
         made: list[Any] = [None] * len(indices)
-        for columns, chosen, places in self._groups_of(indices):
+        for columns, chosen, places, is_all in self._groups_of(indices):
             for i, place in zip(chosen.tolist(), places.tolist(), strict=True):
-                made[i] = {name: _value(column, place) for name, column in columns.items()}
+                sample = {}
+                for name, column in columns.items():
+                    try:
+                        value = value_of(column, place)
+                    except ValueError as error:
+                        where = self.name(int(indices[i]))
+                        raise RecordError(f"{where}: column {name!r}: {error}") from error
+                    if not is_all and isinstance(value, np.ndarray):
+                        # A view would keep its whole group.
+                        value = value.copy()
+                        value.flags.writeable = False
+                    sample[name] = value
+                made[i] = sample
         return made
 
     def describe(self) -> dict[str, Any]:
         """The columns, and of each file what tells it from another."""
-        fields = [f"{field.name}: {field.type}" for field in self._tables.schema]
-        return {"columns": fields, **self._tables.describe()}
-
-
-def _fixed(column: ColumnArray) -> NDArray[Any]:
-    assert not isinstance(column, Ragged)
-    return column
-
-
-def _value(column: ColumnArray, place: int) -> Any:
-    # With the ellipsis a number stays an array, with its dtype.
-    return column[place] if isinstance(column, Ragged) else column[place, ...]
-
-
-def _leaf_types(schema: Any) -> list[Any]:
-    """The types of columns, those within structs included."""
-    types, found = [field.type for field in schema], []
-    while types:
-        kind = types.pop()
-        if str(kind).startswith("struct"):
-            types += [kind.field(i).type for i in range(kind.num_fields)]
-        else:
-            found.append(kind)
-    return found
+        names = self._tables.columns or [field.name for field in self._tables.schema]
+        pairs = zip(names, self._tables.schema, strict=True)
+        fields = [f"{name}: {field.type}" for name, field in pairs]
+        return {"columns": fields, **self._nulls.describe(), **self._tables.describe()}
 
 
 class _Files:
@@ -270,6 +371,8 @@ class _Files:
     def __init__(self, paths: Sequence[str], columns: list[str] | None) -> None:
         self.paths, self.columns = paths, columns
         self.schema: Any = None
+        self._outer: Any = None
+        """The schema of a group's table: of the columns that the fields lie in."""
         self.places: list[tuple[int, int]] = []
         """Of each group its file, and its number there."""
         self._digests: list[str] = []
@@ -301,20 +404,25 @@ class _Files:
 
     def _check(self, path: str, schema: Any, known: list[str]) -> None:
         names = known if self.columns is None else self.columns
-        for name in names:
-            if name not in known:
+        fields: list[Any] = [find_field(schema, name) for name in names]
+        for name, field in zip(names, fields, strict=True):
+            if field is None:
                 raise ConfigError(f"{path!r} has the columns {known}, and no {name!r}")
             if known.count(name) > 1:
                 raise ConfigError(f"{path!r} has the columns {known}: two of one name")
-        schema = [schema.field(name) for name in names]
         if self.schema is None:
-            self.schema = schema
+            self.schema = fields
+            outer = dict.fromkeys(outermost(schema, name) for name in names)
+            self._outer = load("pyarrow", "arrow").schema([schema.field(name) for name in outer])
             return
-        said = [[f"{field.name}: {field.type}" for field in one] for one in (schema, self.schema)]
+        said = [[f"{field.name}: {field.type}" for field in one] for one in (fields, self.schema)]
         if said[0] != said[1]:
             raise ConfigError(
                 f"{path!r} has the columns {said[0]}, {self.paths[0]!r} has {said[1]}"
             )
+
+    def empty(self) -> Any:
+        return empty_table(self._outer)
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         return indices
@@ -364,6 +472,8 @@ class ParquetFiles(_Files):
     def group(self, number: int) -> Any:
         file_number, group = self.places[number]
         module, path = load("pyarrow.parquet", "arrow"), self.paths[file_number]
+        # Else the memory of groups that went stays with pyarrow: half as much again.
+        load("pyarrow", "arrow").default_memory_pool().release_unused()
         footer = self._footers.get(file_number, lambda: module.read_metadata(path, memory_map=True))
         with module.ParquetFile(path, metadata=footer, memory_map=True) as file:
             # Other calls run beside this one: more threads would take their time.
@@ -395,7 +505,8 @@ class _MappedBatches:
         """A batch as a table. Raises ValueError where it is damaged."""
         batch = self._batches[number]
         if self._columns is not None:
-            batch = batch.select(self._columns)
+            names = (outermost(batch.schema, name) for name in self._columns)
+            batch = batch.select([*dict.fromkeys(names)])
         if not self._are_valid[number]:
             # Nobody has looked at the bytes of a mapped file: an offset or an index of a category
             # that leads outside of its column would give other bytes, or end the process.
@@ -412,7 +523,7 @@ class ArrowFiles(_Files):
         super().__init__(paths, columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_batches": None, "schema": None}
+        return {**self.__dict__, "_batches": None, "schema": None, "_outer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -447,12 +558,14 @@ class HfTable:
     """The Arrow table of a dataset of Hugging Face's; the dataset is what is pickled. Never
     changes; any thread reads."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    columns: list[str] | None = None
+
+    def __init__(self, dataset: Any, names: list[str]) -> None:
+        self._dataset, self._names = dataset, names
         self._open()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_dataset": self._dataset}
+        return {"_dataset": self._dataset, "_names": self._names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -460,7 +573,7 @@ class HfTable:
 
     def _open(self) -> None:
         dataset = self._dataset
-        table = dataset.data.table.select(dataset.column_names)
+        table = dataset.data.table.select(self._names)
         batches = table.to_batches()
         self._batches = _MappedBatches()
         self._batches.add(batches)
@@ -472,6 +585,9 @@ class HfTable:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def empty(self) -> Any:
+        return empty_table(self.schema)
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         return indices if self._rows is None else self._rows[indices].astype(np.int64)

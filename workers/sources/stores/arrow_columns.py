@@ -1,109 +1,379 @@
-"""Columns of Arrow tables as NumPy arrays: by rows of one shape, or by values and offsets.
+"""Columns of Arrow tables: arrays of rows of one shape, or rows that are made one by one.
 
-Nothing here imports pyarrow: tables are given, and pyarrow's types say what they are by their
-names.
+A table is given, and pyarrow's types say what they are by their names.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.extras import load
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
     """Rows of different lengths: row i is `values[offsets[i]:offsets[i + 1]]`."""
 
-    values: NDArray[Any]
+    values: ColumnArray
     offsets: NDArray[Any]
     text: str = ""
-    """"str" or "bytes" where the rows are such; else they are arrays."""
+    """"str" or "bytes" if the rows are such; otherwise they are arrays, or lists of what has no
+    array."""
 
     def __getitem__(self, row: int) -> Any:
-        values = self.values[self.offsets[row] : self.offsets[row + 1]]
+        start, stop = self.offsets[row], self.offsets[row + 1]
+        if isinstance(self.values, Gaps):
+            return self.values.part(start, stop)
+        if not isinstance(self.values, np.ndarray):
+            return [self.values[i] for i in range(start, stop)]
+        values = self.values[start:stop]
         if not self.text:
             return values
         return values.tobytes().decode() if self.text == "str" else values.tobytes()
 
-
-ColumnArray: TypeAlias = "NDArray[Any] | Ragged"
-
-
-def is_ragged(kind: Any) -> bool:
-    """Whether a column of an Arrow type has rows of different lengths."""
-    name = str(kind)
-    if name.startswith(("fixed_size_list", "dictionary")):
-        return is_ragged(kind.value_type)
-    if name.startswith("extension"):
-        return is_ragged(kind.storage_type)
-    return name.startswith(_LISTS) or name in _TEXTS
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.offsets.nbytes
 
 
-def has_arrays(schema: Any) -> bool:
-    """Whether there are arrays of all columns of an Arrow schema."""
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What lies in a map: row i is a key and its value."""
+
+    keys: ColumnArray
+    items: ColumnArray
+
+    def __getitem__(self, row: int) -> Any:
+        return self.keys[row], self.items[row]
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.items.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Rows of which there are no arrays, as pyarrow makes Python objects of them."""
+
+    array: Any
+
+    def __getitem__(self, row: int) -> Any:
+        return self.array[row].as_py()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Rows of which some are null: row i is `values[places[i]]` if it is valid."""
+
+    values: ColumnArray
+    places: NDArray[Any]
+    valid: NDArray[Any]
+    instead: Any = None
+    """What a null is given as."""
+
+    def __getitem__(self, row: int) -> Any:
+        return self.values[self.places[row]] if self.valid[row] else self.instead
+
+    def part(self, start: int, stop: int) -> Any:
+        """Rows as an array, or as a list if there is no array of them."""
+        if isinstance(self.values, np.ndarray) and self.valid[start:stop].all():
+            first = self.places[start] if start < stop else 0
+            return self.values[first : first + stop - start]
+        return [self[i] for i in range(start, stop)]
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.places.nbytes + self.valid.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The rows of several columns, one after the other."""
+
+    parts: Sequence[ColumnArray]
+    ends: NDArray[Any]
+
+    def __getitem__(self, row: int) -> Any:
+        number = int(np.searchsorted(self.ends, row, side="right"))
+        return value_of(self.parts[number], row - (self.ends[number - 1] if number else 0))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+ColumnArray: TypeAlias = "NDArray[Any] | Ragged | Pairs | Values | Gaps | Chunks"
+
+
+def value_of(column: ColumnArray, row: int) -> Any:
+    """A row; a number stays an array, with its dtype."""
+    return column[row, ...] if isinstance(column, np.ndarray) else column[row]
+
+
+# ---- nulls
+
+
+@dataclass(frozen=True, slots=True)
+class Nulls:
+    """What a null becomes: nothing, so that it is None; a value; or zero, beside a column that says
+    where nulls were."""
+
+    fill: Any = None
+    """A value, or values by column; None is none."""
+    mask: bool = False
+
+    @classmethod
+    def of(cls, given: Any) -> Nulls:
+        """What the user gives as `nulls=`.
+
+        Raises:
+            ConfigError: it is no such thing.
+        """
+        if isinstance(given, Mapping) or not (given is None or isinstance(given, str)):
+            return cls(fill=given)
+        if given not in ("error", "mask"):
+            raise ConfigError(
+                f"nulls is {given!r}, expected 'error', 'mask', a value for all columns, or values "
+                "by column, such as {'text': ''}"
+            )
+        return cls(mask=given == "mask")
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise ConfigError if a value is for a column that is not there."""
+        for name in self.fill if isinstance(self.fill, Mapping) else ():
+            if name not in names:
+                raise ConfigError(f"nulls names {name!r}, the columns are {list(names)}")
+
+    def columns(self, name: str, column: ColumnArray) -> dict[str, ColumnArray]:
+        """A column in which nulls are what they become, and beside it where they were."""
+        fill = self.fill.get(name) if isinstance(self.fill, Mapping) else self.fill
+        where = None
+        if isinstance(column, Values) and column.array.null_count:
+            valid = column.array.is_valid().to_numpy(zero_copy_only=False)
+            where = ~valid
+            if fill is not None:
+                column = Gaps(column, np.arange(len(valid)), valid, fill)
+        elif isinstance(column, Gaps):
+            where = ~column.valid
+            if self.mask:
+                column = _filled(column, _zero(column.values), name)
+            elif fill is not None:
+                column = _filled(column, fill, name)
+        if not self.mask:
+            return {name: column}
+        if where is None:
+            where = np.zeros(_length(column), np.bool_)
+        where.flags.writeable = False
+        return {name: column, f"{name}.is_null": where}
+
+    def describe(self) -> dict[str, Any]:
+        """What must be equal for a position to fit."""
+        if self.mask:
+            return {"nulls": "mask"}
+        return {} if self.fill is None else {"nulls": repr(self.fill)}
+
+
+def _zero(column: ColumnArray) -> Any:
+    if isinstance(column, np.ndarray):
+        return np.zeros((), column.dtype)
+    if isinstance(column, Ragged) and column.text:
+        return "" if column.text == "str" else b""
+    return column.values[:0] if (
+        isinstance(column, Ragged) and isinstance(column.values, np.ndarray)
+    ) else []  # fmt: skip
+
+
+def _length(column: Any) -> int:
+    if isinstance(column, Ragged):
+        return len(column.offsets) - 1
+    return len(column.array if isinstance(column, Values) else column)
+
+
+def _filled(column: Gaps, fill: Any, name: str) -> ColumnArray:
+    """A column without nulls. Raises ValueError if it cannot hold the value."""
+    inner = column.values
+    if isinstance(inner, np.ndarray):
+        try:
+            made = np.full((len(column.valid), *inner.shape[1:]), fill, inner.dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise _cannot_hold(name, inner.dtype, fill) from error
+        # Of one of fractions it is the nearest value.
+        if inner.dtype.kind not in "fc" and not np.all((made == fill) | (made != made)):
+            raise _cannot_hold(name, inner.dtype, fill)
+        made[column.valid] = inner
+        made.flags.writeable = False
+        return made
+    if isinstance(inner, Ragged) and isinstance(inner.values, np.ndarray):
+        kind: Any = {"str": str, "bytes": bytes}.get(inner.text)
+        if kind is None and np.shape(fill) and not len(fill):
+            return replace(column, instead=inner.values[:0])
+        if kind is not None and isinstance(fill, kind):
+            return replace(column, instead=fill)
+        raise _cannot_hold(name, inner.text or f"lists of {inner.values.dtype}", fill)
+    if isinstance(fill, list) and not fill:
+        return replace(column, instead=fill)
+    raise _cannot_hold(name, "no array", fill)
+
+
+def _cannot_hold(name: str, kind: Any, fill: Any) -> ValueError:
+    return ValueError(
+        f"column {name!r} has nulls, and is {kind}, which cannot hold {fill!r}: give "
+        "nulls={name: value} for some columns"
+    )
+
+
+# ---- tables
+
+
+def find_field(fields: Any, name: str) -> Any | None:
+    """The field of a schema, or of a struct in it, by a name such as "image.bytes"; None if there
+    is none."""
+    for field in fields:
+        if field.name == name:
+            return field
+    for field in fields:
+        if name.startswith(f"{field.name}.") and _is_struct(field.type):
+            inner = [field.type.field(i) for i in range(field.type.num_fields)]
+            if found := find_field(inner, name[len(field.name) + 1 :]):
+                return found
+    return None
+
+
+def outermost(fields: Any, name: str) -> str:
+    """The column that a field found by this name lies in."""
+    names: list[str] = [field.name for field in fields]
+    if name in names:
+        return name
+    within = [find_field([field], name) is not None for field in fields]
+    return names[within.index(True)]
+
+
+def to_columns(
+    table: Any, names: Sequence[str] | None = None, nulls: Nulls | None = None
+) -> dict[str, ColumnArray]:
+    """The columns of a table, structs flattened.
+
+    Raises:
+        ValueError: a column has a type of which nothing is made here, or two have one name.
+    """
+    nulls = nulls or Nulls()
+    made: dict[str, ColumnArray] = {}
+    for name, column in _leaves(table, names):
+        chunks = column.chunks or [load("pyarrow", "arrow").nulls(0, column.type)]
+        parts = [nulls.columns(name, _to_column(chunk, name)) for chunk in chunks]
+        for key in parts[0]:
+            if key in made:
+                raise ValueError(
+                    f"several values are the column {key!r}: choose others with columns="
+                )
+            made[key] = _joined([part[key] for part in parts], [len(chunk) for chunk in chunks])
+    return made
+
+
+def empty_table(schema: Any) -> Any:
+    """A table without rows. (pyarrow makes none of some tensors by itself.)"""
+    arrow = load("pyarrow", "arrow")
+    return arrow.Table.from_arrays([arrow.nulls(0, kind) for kind in schema.types], schema=schema)
+
+
+def has_columns(schema: Any) -> bool:
+    """Whether columns are made of all that an Arrow schema has."""
     try:
-        to_columns(schema.empty_table())
-    except ValueError:
+        to_columns(empty_table(schema))
+    except (NotImplementedError, ValueError):
         return False
     return True
 
 
-# With the bracket: views of lists begin alike, and have no such offsets.
+def _leaves(table: Any, names: Sequence[str] | None) -> Iterator[tuple[str, Any]]:
+    for name in table.column_names if names is None else names:
+        top = outermost(table.schema, name)
+        for leaf, column in _flat(top, table.column(top)):
+            if name in (top, leaf) or leaf.startswith(f"{name}."):
+                yield leaf, column
+
+
+def _flat(name: str, column: Any) -> Iterator[tuple[str, Any]]:
+    kind = column.type
+    if not (_is_struct(kind) and kind.num_fields):
+        yield name, column
+        return
+    for i, child in enumerate(column.flatten()):
+        yield from _flat(f"{name}.{kind.field(i).name}", child)
+
+
+def _is_struct(kind: Any) -> bool:
+    return str(kind).startswith("struct<")
+
+
+def _joined(parts: list[ColumnArray], sizes: list[int]) -> ColumnArray:
+    """A column in one piece. (pyarrow would join no more than 2 GiB of texts.)"""
+    if len(parts) == 1:
+        return parts[0]
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) < len(parts):
+        return Chunks(parts, np.cumsum(sizes))
+    made = np.concatenate(arrays)
+    made.flags.writeable = False
+    return made
+
+
+# ---- types
+
+# With the bracket: views of lists begin alike.
 _LISTS = ("list<", "large_list<")
-
-
+_VIEWS = ("list_view<", "large_list_view<")
 _TEXTS = {"string": "str", "large_string": "str", "binary": "bytes", "large_binary": "bytes"}
+_WIDE = {"string_view": "large_string", "binary_view": "large_binary"}
+_OBJECTS = ("struct<", "decimal", "time32", "time64", "null")
 
 
-def to_columns(table: Any) -> dict[str, ColumnArray]:
-    """The columns of a table, structs flattened.
-
-    Raises:
-        ValueError: a column has nulls, or a type of which there are no arrays.
-    """
-    while any(str(field.type).startswith("struct") for field in table.schema):
-        table = table.flatten()
-    return {
-        name: _to_array(_one(column), name)
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    }
+def _is_object(kind: Any) -> bool:
+    """Whether rows of a type, or what lies in them, are Python objects."""
+    name = str(kind)
+    if name.startswith("map<"):
+        return _is_object(kind.key_type) or _is_object(kind.item_type)
+    if name.startswith((*_LISTS, *_VIEWS, "fixed_size_list<", "dictionary<")):
+        return _is_object(kind.value_type)
+    return name.startswith(_OBJECTS)
 
 
-def _one(column: Any) -> Any:
-    """A column in one piece."""
-    made = column.combine_chunks()
-    # Of a column without chunks there is a chunked array still, in some versions.
-    return made.chunk(0) if hasattr(made, "chunk") and made.num_chunks else made
-
-
-def _to_array(array: Any, name: str) -> ColumnArray:
-    if array.null_count:
-        raise ValueError(f"column {name!r} has {array.null_count} nulls")
+def _to_column(array: Any, name: str) -> ColumnArray:
     kind = str(array.type)
-    if kind.startswith("dictionary"):
-        return _to_array(array.dictionary_decode(), name)
-    if kind.startswith("extension"):
-        return _to_array(array.storage, name)
-    if kind.startswith("fixed_size_list"):
-        # `flatten` knows of slices.
-        inner = _to_array(array.flatten(), name)
-        if isinstance(inner, Ragged):
-            raise _deep(name, kind)
-        return inner.reshape(len(array), array.type.list_size, *inner.shape[1:])
+    if kind.startswith("dictionary<"):
+        return _to_column(array.dictionary_decode(), name)
+    if kind.startswith("run_end_encoded<"):
+        return _to_column(load("pyarrow.compute", "arrow").run_end_decode(array), name)
+    if kind.startswith("extension<"):
+        return _of_extension(array, name)
+    if kind in _WIDE:
+        return _to_column(array.cast(_WIDE[kind]), name)
+    if _is_object(array.type):
+        return Values(array)
+    if array.null_count:
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        return Gaps(_to_column(array.drop_null(), name), np.cumsum(valid) - 1, valid)
+    if kind.startswith(("map<", "fixed_size_list<", *_LISTS, *_VIEWS)):
+        return _of_lists(array, name)
     if kind in _TEXTS:
         return _text(array, _TEXTS[kind])
-    if kind.startswith(_LISTS):
-        inner = _to_array(array.flatten(), name)
-        if isinstance(inner, Ragged):
-            raise _deep(name, kind)
-        offsets = array.offsets.to_numpy(zero_copy_only=False)
-        return Ragged(inner, offsets - offsets[0])
+    if kind.startswith("fixed_size_binary"):
+        return _octets(array)
     made = array.to_numpy(zero_copy_only=False)
     if made.dtype.hasobject:
-        raise ValueError(f"column {name!r} is {kind}, of which there is no array")
+        raise ValueError(
+            f"column {name!r} is {kind}, of which there is no array: choose others with columns="
+        )
     # Some are views of Arrow's memory, and some are copies. A group is kept, so that no function
     # may change what the next epoch reads.
     made.flags.writeable = False
@@ -111,16 +381,73 @@ def _to_array(array: Any, name: str) -> ColumnArray:
     return values
 
 
-def _deep(name: str, kind: str) -> ValueError:
-    return ValueError(
-        f"column {name!r} is {kind}: rows of different lengths in a list have no array"
+def _of_lists(array: Any, name: str) -> ColumnArray:
+    kind = str(array.type)
+    if kind.startswith("map<"):
+        offsets = array.offsets.to_numpy(zero_copy_only=False)
+        first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
+        keys, items = (
+            _to_column(part.slice(first, size), name) for part in (array.keys, array.items)
+        )
+        return Ragged(Pairs(keys, items), offsets - first)
+    # `flatten` knows of slices.
+    inner = _to_column(array.flatten(), name)
+    if kind.startswith("fixed_size_list<"):
+        size = array.type.list_size
+        if isinstance(inner, np.ndarray):
+            return inner.reshape(len(array), size, *inner.shape[1:])
+        return Ragged(inner, np.arange(len(array) + 1) * size)
+    if kind.startswith(_VIEWS):
+        lengths = load("pyarrow.compute", "arrow").list_value_length(array)
+        return Ragged(inner, np.concatenate(([0], np.cumsum(lengths.to_numpy()))))
+    offsets = array.offsets.to_numpy(zero_copy_only=False)
+    return Ragged(inner, offsets - offsets[0])
+
+
+def _of_extension(array: Any, name: str) -> ColumnArray:
+    column = _to_column(array.storage, name)
+    # Of pyarrow's tensors, and of the arrays of several axes of Hugging Face's datasets.
+    shape = getattr(array.type, "shape", None)
+    if shape is None or None in shape:
+        return column
+    axes = getattr(array.type, "permutation", None) or range(len(shape))
+    if not isinstance(column, Gaps):
+        return _shaped(column, tuple(shape), axes, name)
+    return replace(column, values=_shaped(column.values, tuple(shape), axes, name))
+
+
+def _shaped(column: Any, shape: tuple[int, ...], axes: Any, name: str) -> NDArray[Any]:
+    """Rows of lists as arrays of one shape. Raises ValueError if a row has another."""
+    rows, inner, lengths = _length(column), column, []
+    while isinstance(inner, Ragged):
+        lengths.append(np.diff(inner.offsets))
+        inner = inner.values
+    is_alike = isinstance(inner, np.ndarray) and all(
+        (length == wanted).all() for length, wanted in zip(lengths, shape, strict=False)
     )
+    if not is_alike:
+        raise ValueError(f"column {name!r} has rows that are not of the shape {list(shape)}")
+    made: NDArray[Any] = inner.reshape(rows, *shape).transpose(0, *(axis + 1 for axis in axes))
+    return made
 
 
 def _text(array: Any, text: str) -> Ragged:
     wide = str(array.type).startswith("large")
     _, offsets, values = array.buffers()
+    # Of no rows there may be no offsets.
+    if not len(array):
+        return Ragged(np.empty(0, np.uint8), np.zeros(1, np.int64), text)
     places = np.frombuffer(offsets, np.int64 if wide else np.int32)
     places = places[array.offset : array.offset + len(array) + 1]
     octets = np.empty(0, np.uint8) if values is None else np.frombuffer(values, np.uint8)
     return Ragged(octets, places, text)
+
+
+def _octets(array: Any) -> NDArray[Any]:
+    """Bytes of one length: an array of them, since NumPy's strings cannot end with a zero."""
+    width, (_, values) = array.type.byte_width, array.buffers()
+    octets = np.empty(0, np.uint8) if values is None else np.frombuffer(values, np.uint8)
+    made = octets[array.offset * width : (array.offset + len(array)) * width]
+    made = made.reshape(len(array), width)
+    made.flags.writeable = False
+    return made

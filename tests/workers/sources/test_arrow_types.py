@@ -1,0 +1,303 @@
+"""Tables of all types that pyarrow can write: the values that pyarrow itself reads, or an error."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import parts
+from calls import call
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources import RecordError, arrow, parquet
+from needs import needs
+
+needs("pyarrow")
+
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+
+from feeder.workers.sources.stores.arrow_columns import to_columns, value_of  # noqa: E402
+
+INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+NUMBERS = {
+    kind: st.integers(-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1) for kind in INTS
+}
+NUMBERS |= {
+    pa.uint8(): st.integers(0, 255), pa.uint64(): st.integers(0, 2**64 - 1),
+    pa.float16(): st.floats(width=16, allow_nan=False),
+    pa.float32(): st.floats(width=32, allow_nan=False),
+    pa.float64(): st.floats(allow_nan=False), pa.bool_(): st.booleans(),
+}  # fmt: skip
+TEXTS = st.text("a\0é", max_size=14)
+OCTETS = st.binary(max_size=14)
+SECONDS = datetime.timedelta(days=30000)
+OTHERS = {
+    pa.string(): TEXTS, pa.large_string(): TEXTS, pa.string_view(): TEXTS,
+    pa.binary(): OCTETS, pa.large_binary(): OCTETS, pa.binary_view(): OCTETS,
+    pa.binary(3): st.binary(min_size=3, max_size=3),
+    pa.decimal128(7, 2): st.integers(-999, 999).map(lambda n: decimal.Decimal(n).scaleb(-2)),
+    pa.date32(): st.dates(), pa.timestamp("us"): st.datetimes(),
+    pa.duration("us"): st.timedeltas(-SECONDS, SECONDS),
+    pa.time32("ms"): st.times().map(lambda t: t.replace(microsecond=t.microsecond // 1000 * 1000)),
+    pa.time64("us"): st.times(), pa.null(): st.none(),
+}  # fmt: skip
+LEAVES = NUMBERS | OTHERS
+
+
+@st.composite
+def kinds(draw: Any, depth: int = 2) -> Any:
+    """A type."""
+    if not depth or draw(st.booleans()):
+        return draw(st.sampled_from([*LEAVES]))
+    inner = draw(kinds(depth=depth - 1))
+    return draw(st.sampled_from([
+        pa.list_(inner), pa.large_list(inner), pa.list_view(inner), pa.list_(inner, 2),
+        pa.struct([("a", inner)]), pa.struct([("a", inner), ("b", pa.int8())]),
+        pa.map_(pa.string(), inner), pa.map_(pa.int16(), inner),
+    ]))  # fmt: skip
+
+
+def values(kind: Any, nulls: bool) -> Any:
+    """Values of a type."""
+    name = str(kind)
+    if kind in LEAVES:
+        made: Any = LEAVES[kind]
+    elif name.startswith("struct"):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        made = st.fixed_dictionaries({f.name: values(f.type, nulls) for f in fields})
+    elif name.startswith("map"):
+        pair = st.tuples(values(kind.key_type, False), values(kind.item_type, nulls))
+        made = st.lists(pair, max_size=2)
+    else:
+        num = getattr(kind, "list_size", None)
+        made = st.lists(values(kind.value_type, nulls), min_size=num or 0, max_size=num or 3)
+    return st.none() | made if nulls else made
+
+
+def plain(value: Any) -> Any:
+    """A value without NumPy; bytes of a fixed size come as arrays of them."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, bytes):
+        return list(value)
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def leaf_values(name: str, kind: Any, rows: list[Any]) -> dict[str, list[Any]]:
+    """Structs taken apart."""
+    if not str(kind).startswith("struct"):
+        return {name: rows}
+    made = {}
+    for i in range(kind.num_fields):
+        inner = kind.field(i).name
+        of_field = [None if row is None else row[inner] for row in rows]
+        made |= leaf_values(f"{name}.{inner}", kind.field(i).type, of_field)
+    return made
+
+
+def dtype_of(kind: Any) -> Any:
+    """The dtype of the numbers of a type; None if it has none."""
+    while kind not in LEAVES and hasattr(kind, "value_type") and not str(kind).startswith("map"):
+        kind = kind.value_type
+    return np.dtype(kind.to_pandas_dtype()) if kind in NUMBERS else None
+
+
+def write(path: Path, table: Any) -> None:
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=2)
+        return
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+@settings(max_examples=1500 if parts.is_full else 150, deadline=None)
+@given(data=st.data(), nulls=st.booleans())
+def test_values_are_those_of_pyarrow_or_an_error(
+    ending: str, data: Any, nulls: bool, tmp_path_factory: Any
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"types.{ending}"
+    kind = data.draw(kinds())
+    rows = data.draw(st.lists(values(kind, nulls), min_size=1, max_size=5))
+    table = pa.table({"x": pa.array(rows, kind)})
+    try:
+        write(path, table)
+        if ending == "parquet":
+            table = pq.read_table(path)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        assume(False)
+    wanted = leaf_values("x", kind, table.column("x").to_pylist())
+    read = parquet if ending == "parquet" else arrow
+    source, num = read(path), len(rows)
+    order = data.draw(st.lists(st.integers(0, num - 1), min_size=1, max_size=6))
+    samples = source.records.samples(np.array(order), call(0, 1))  # type: ignore[attr-defined]
+    for name, column in wanted.items():
+        assert [plain(sample[name]) for sample in samples] == [plain(column[i]) for i in order]
+    # Slices, and columns in several pieces.
+    joined = pa.concat_tables([table.slice(1), table])
+    for name, made in to_columns(joined).items():
+        again = wanted[name][1:] + wanted[name]
+        assert [plain(value_of(made, i)) for i in range(2 * num - 1)] == plain(again)
+    try:
+        columns = source(call(0, num))
+    except RecordError:
+        return
+    for name, column in wanted.items():
+        assert plain(columns[name]) == plain(column)  # type: ignore[call-overload]
+        if (dtype := dtype_of(kind)) is not None and np.size(columns[name]):  # type: ignore[call-overload]
+            assert columns[name].dtype == dtype  # type: ignore[call-overload]
+
+
+WHOLE = [pa.int8(), pa.float32(), pa.string(), pa.binary(3), pa.list_(pa.int16())]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.sampled_from(WHOLE), st.booleans())
+def test_nulls_are_masked_filled_or_named(
+    tmp_path_factory: Any, data: Any, kind: Any, as_mask: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "nulls.parquet"
+    rows = data.draw(st.lists(st.none() | values(kind, nulls=False), min_size=1, max_size=7))
+    write(path, pa.table({"x": pa.array(rows, kind), "n": range(len(rows))}))
+    zero = {pa.string(): "", pa.binary(3): bytes(3), pa.list_(pa.int16()): []}.get(kind, 0)
+    fill = 0 if kind == pa.binary(3) else zero
+    source = parquet(path, nulls="mask" if as_mask else {"x": fill})
+    samples = source.records.samples(np.arange(len(rows)), call(0, 1))  # type: ignore[attr-defined]
+    assert [plain(sample["x"]) for sample in samples] == [
+        plain(zero if row is None else row) for row in rows
+    ]
+    if as_mask:
+        assert [bool(sample["x.is_null"]) for sample in samples] == [row is None for row in rows]
+        assert not any(sample["n.is_null"] for sample in samples)
+    told = r"nulls\.parquet', row group \d, row \d: column 'x' is null: give nulls=\{'x': value\}"
+    if None in rows:
+        with pytest.raises(RecordError, match=told):
+            parquet(path)(call(0, len(rows)))
+    # A function of the user's takes them.
+    (are_null,) = parquet(path).map(lambda row: row["x"] is None)(call(0, len(rows)))
+    assert are_null.tolist() == [row is None for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("nulls", "told"),
+    [
+        (300, r"column 'n' has nulls, and is int8, which cannot hold 300: give nulls=\{name"),
+        ({"n": 0.5}, "is int8, which cannot hold 0.5"),
+        ({"t": 5}, "column 't' has nulls, and is str, which cannot hold 5"),
+        (0, "column 't' has nulls, and is str, which cannot hold 0"),
+        ({"l": [1]}, r"column 'l' has nulls, and is lists of int64, which cannot hold \[1\]"),
+    ],
+)
+def test_a_value_for_nulls_that_a_column_cannot_hold_is_named(
+    nulls: Any, told: str, tmp_path: Path
+) -> None:
+    columns = {"n": pa.array([1, None], pa.int8()), "t": ["a", None], "l": [[1], None]}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(RecordError, match=rf"x\.parquet', row group 0: .*{told}"):
+        parquet(tmp_path / "x.parquet", nulls=nulls).map(len)(call(0, 1))
+
+
+def test_what_nulls_cannot_be_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1], "x.is_null": [2]}), tmp_path / "x.parquet")
+    for nulls, told in (
+        (None, "nulls is None, expected 'error', 'mask', a value"),
+        ("masks", "nulls is 'masks', expected 'error', 'mask', a value"),
+        ({"y": 0}, r"nulls names 'y', the columns are \['x', 'x.is_null'\]"),
+        ("mask", r"x\.parquet', row group 0: several values are the column 'x\.is_null'"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            parquet(tmp_path / "x.parquet", nulls=nulls)
+
+
+def test_a_position_depends_on_what_nulls_become(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
+    made = [parquet(tmp_path / "x.parquet", nulls=n).describe() for n in ("error", "mask", 0, 1)]
+    assert "nulls" not in made[0] and len({str(one) for one in made}) == 4
+
+
+def test_fields_of_structs_are_chosen_by_name(tmp_path: Path) -> None:
+    image = [{"bytes": b"ab", "path": None, "at": {"x": i}} for i in range(5)]
+    table = pa.table({"label": range(5), "image": image})
+    write(tmp_path / "x.parquet", table)
+    write(tmp_path / "x.arrow", table)
+    for source in (parquet, arrow):
+        path = tmp_path / f"x.{source.__name__}"
+        read = source(path, ["image.at.x", "label", "image.bytes"])
+        assert [*read(call(0, 5))] == ["image.at.x", "label", "image.bytes"]
+        assert read(call(0, 5))["image.at.x"].tolist() == [*range(5)]  # type: ignore[call-overload]
+        assert [*source(path, ["image.at"])(call(0, 5))] == ["image.at.x"]
+        (sizes,) = source(path).map(lambda row: len(row["image.bytes"]))(call(0, 5))
+        assert sizes.tolist() == [2] * 5
+        with pytest.raises(ConfigError, match=r"x\.\w+' has the columns .*, and no 'image.size'"):
+            source(path, ["image.size"])
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_two_values_of_one_name_are_refused(ending: str, tmp_path: Path) -> None:
+    path, read = tmp_path / f"x.{ending}", parquet if ending == "parquet" else arrow
+    write(path, pa.table({"a": [{"b": 1, "c": {"d": 2}}], "a.b": [10], "a.c": [{"e": 3}]}))
+    with pytest.raises(ConfigError, match=r"x\..*: several values are the column 'a\.b': choose"):
+        read(path)
+    wanted: dict[str, dict[str, int]] = {
+        "a": {"a.b": 1, "a.c.d": 2}, "a.b": {"a.b": 10}, "a.c": {"a.c.e": 3}, "a.c.d": {"a.c.d": 2},
+    }  # fmt: skip
+    for name, rows in wanted.items():
+        columns = read(path, [name])(call(0, 1))
+        assert {name: column.item() for name, column in columns.items()} == rows  # type: ignore[union-attr]
+
+
+def test_tensors_have_their_shape(tmp_path: Path) -> None:
+    flat = pa.array([[*range(i, i + 6)] for i in range(5)], pa.list_(pa.int16(), 6))
+    for axes in (None, [1, 0]):
+        kind = pa.fixed_shape_tensor(pa.int16(), [2, 3], permutation=axes)
+        array = pa.ExtensionArray.from_storage(kind, flat)
+        for ending, read in (("parquet", parquet), ("arrow", arrow)):
+            write(tmp_path / f"x.{ending}", pa.table({"x": array}))
+            column = read(tmp_path / f"x.{ending}")(call(0, 5))["x"]  # type: ignore[call-overload]
+            assert column.dtype == np.int16
+            assert column.tolist() == array.to_numpy_ndarray().tolist()
+
+
+def test_other_types(tmp_path: Path) -> None:
+    """Those that pyarrow does not make of Python's values alone."""
+    ids = [uuid.UUID(int=2**64 * i) for i in range(4)]
+    columns = {
+        "uuid": pa.array(ids, pa.uuid()),
+        "runs": pa.RunEndEncodedArray.from_arrays(pa.array([3, 4], pa.int32()), pa.array([5, 7])),
+        "nanos": pa.array([1, 2, 3, 4], pa.time64("ns")),
+    }
+    write(tmp_path / "x.arrow", pa.table(columns))
+    read = arrow(tmp_path / "x.arrow", ["uuid", "runs"])(call(0, 4))
+    assert [uuid.UUID(bytes=row.tobytes()) for row in read["uuid"]] == ids  # type: ignore[call-overload]
+    assert read["runs"].tolist() == [5, 5, 5, 7]  # type: ignore[call-overload]
+    # Python's times of day have no nanoseconds.
+    with pytest.raises(
+        RecordError, match=r"x\.arrow', record batch 0, row 0: column 'nanos': Nano"
+    ):
+        arrow(tmp_path / "x.arrow", ["nanos"]).map(len)(call(0, 1))
+    write(tmp_path / "x.arrow", pa.table({"x": pa.array([pa.MonthDayNano([1, 2, 3])])}))
+    with pytest.raises(
+        ConfigError, match=r"x\.arrow', .*column 'x' is month_day_nano_interval, of"
+    ):
+        arrow(tmp_path / "x.arrow")
+
+
+def test_what_has_no_array_needs_a_map(tmp_path: Path) -> None:
+    chats = [[{"role": "user", "n": i}] * i for i in range(3)]
+    pq.write_table(pa.table({"chat": chats}), tmp_path / "x.parquet")
+    seen: list[Any] = []
+    parquet(tmp_path / "x.parquet").map(lambda row: seen.append(row["chat"]) or 0)(call(0, 3))
+    assert seen == chats
+    told = r"row 0: column 'chat' has Python objects, list here: make arrays of them with map"
+    with pytest.raises(RecordError, match=told):
+        parquet(tmp_path / "x.parquet")(call(0, 1))
