@@ -250,7 +250,8 @@ def tfrecord(
     Args:
         paths: A path, several, or a pattern such as "data/*.tfrecord". Files are not compressed.
         decode: Makes a sample of a record's bytes. None reads a `tf.train.Example`: a mapping of
-            arrays by feature, int64 or float32 of one axis, or of one string its bytes.
+            arrays by feature, int64 or float32 of one axis, or of one string its bytes. Of a
+            `tf.train.SequenceExample` a feature list is a list with the feature of each step.
         index: A folder for the indexes; None keeps each beside its file.
         on_error: What to do about a record that cannot be decoded: "raise", or "skip", which leaves
             its row out and counts it in `source.skipped`.

@@ -313,6 +313,46 @@ def test_numbers_of_an_example_may_be_packed_or_not() -> None:
         parse_example(example({"a": ints(1)})[:-1])
 
 
+def entry(name: str, data: bytes) -> bytes:
+    return field(1, field(1, name.encode()) + field(2, data))
+
+
+def test_a_sequence_example_has_its_feature_lists(tmp_path: Path) -> None:
+    def record(i: int) -> bytes:
+        lists = {
+            "frames": [ints(i, j) for j in range(3)], "words": [field(1, field(1, b"ab"))] * 2,
+            "uneven": [ints(*range(j)) for j in range(3)], "none": [],
+        }  # fmt: skip
+        steps = b"".join(entry(n, b"".join(field(1, f) for f in s)) for n, s in lists.items())
+        return field(1, entry("id", ints(i))) + field(2, steps)
+
+    path = write_tfrecord(tmp_path / "x.tfrecord", [record(i) for i in range(4)])
+    seen: list[Any] = []
+    columns = tfrecord(path).map(
+        lambda sample: seen.append(sample) or (sample["id"], sample["frames"], sample["words"])
+    )(call(0, 4))
+    assert [*seen[0]] == ["frames", "id", "none", "uneven", "words"]
+    assert [step.tolist() for step in seen[1]["uneven"]] == [[], [0], [0, 1]]
+    assert seen[1]["none"] == []
+    ids, frames, words = columns
+    assert frames.dtype == np.int64 and words.tolist() == [[b"ab"] * 2] * 4
+    assert frames.tolist() == [[[i, j] for j in range(3)] for i in range(4)]
+    assert ids.tolist() == [[i] for i in range(4)]
+    twice = field(1, entry("id", ints(1))) + field(2, entry("id", b""))
+    with pytest.raises(ValueError, match=r"context and feature_lists both have \['id'\]"):
+        parse_example(twice)
+
+
+def test_messages_of_an_example_that_come_again_are_joined() -> None:
+    parts = [entry("a", ints(1)), entry("a", ints(2)), field(1, field(2, ints(3)) * 2)]
+    floats = field(2, field(1, struct.pack("<f", 5)))
+    parts.append(entry("x", ints(7) + floats + floats))
+    parsed = parse_example(b"".join(field(1, part) for part in parts))
+    assert {name: value.tolist() for name, value in parsed.items()} == {
+        "": [3, 3], "a": [2], "x": [5, 5],
+    }  # fmt: skip
+
+
 def test_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"n": 0}\n\n{"n": 1}\r\n{"n": 2, "m": {"k": 5}}\n{"n"\n{"n": 4}')

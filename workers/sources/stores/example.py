@@ -1,7 +1,8 @@
-"""`tf.train.Example` messages, read from the wire format: features by name."""
+"""`tf.train.Example` and `SequenceExample`, read from the wire format: features by name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,32 +19,38 @@ from feeder.workers.sources.stores.wire import (
     packed_varints,
 )
 
-# Example.features, Features.feature (a map: key, value), and Feature's one of three lists.
-_FEATURES = _FEATURE = _KEY = _VALUES = 1
-_VALUE = 2
+# Example.features or SequenceExample.context, SequenceExample.feature_lists; Features.feature and
+# FeatureLists.feature_list (maps: key, value); FeatureList.feature; Feature's one of three lists.
+_FEATURES = _FEATURE = _KEY = _STEPS = _VALUES = 1
+_FEATURE_LISTS = _VALUE = 2
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
 def parse_example(data: bytes) -> dict[str, Any]:
-    """The features of a message, in the order of their names: int64 and float32 arrays of one axis;
-    of strings the bytes, where there is one, and else a list of them.
+    """The features of an `Example`, in the order of their names: int64 and float32 arrays of one
+    axis; of strings the bytes if there is one, otherwise a list of them. Of a `SequenceExample` the
+    features of its context, and of each feature list a list with the feature of each step.
 
     Raises:
         WireError: the bytes are no such message.
     """
-    made: dict[str, Any] = {}
-    for features in _inside(data, _FEATURES):
-        for entry in _inside(features, _FEATURE):
-            key, value = None, b""
-            for number, kind, start, stop in fields(entry):
-                if kind == BYTES and number == _KEY:
-                    key = entry[start:stop].decode()
-                elif kind == BYTES and number == _VALUE:
-                    value = entry[start:stop]
-            if key is not None:
-                made[key] = _feature(value)
+    made: dict[str, Any] = {name: _feature(value) for name, value in _map_in(data, _FEATURES)}
+    steps = dict(_map_in(data, _FEATURE_LISTS))
+    if both := sorted(made.keys() & steps.keys()):
+        raise WireError(f"context and feature_lists both have {both}: give decode= a function")
+    for name, value in steps.items():
+        made[name] = [_feature(step) for step in _inside(value, _STEPS)]
     # A map has no order of its own: that of the bytes may be another in the next record.
     return dict(sorted(made.items()))
+
+
+def _map_in(data: bytes, number: int) -> Iterator[tuple[str, bytes]]:
+    """The entries of the map in a field; of a key that comes again the last one counts."""
+    for inner in _inside(data, number):
+        for entry in _inside(inner, _FEATURE):
+            # Fields that are not written are empty. Messages that come again are one, joined.
+            keys, values = _inside(entry, _KEY), _inside(entry, _VALUE)
+            yield (keys[-1] if keys else b"").decode(), b"".join(values)
 
 
 def _inside(data: bytes, number: int) -> list[bytes]:
@@ -51,19 +58,19 @@ def _inside(data: bytes, number: int) -> list[bytes]:
 
 
 def _feature(data: bytes) -> Any:
+    last, values = 0, b""
     for number, kind, start, stop in fields(data):
-        values = data[start:stop]
-        if kind != BYTES:
-            continue
-        if number == _BYTES_LIST:
-            strings = _inside(values, _VALUES)
-            return strings[0] if len(strings) == 1 else strings
-        if number == _FLOAT_LIST:
-            return _numbers(values, FIXED32, np.dtype("<f4"))
-        if number == _INT64_LIST:
-            return _numbers(values, VARINT, np.dtype(np.int64))
-    # A feature without a list: it is there, and empty.
-    return np.empty(0, np.float32)
+        if kind == BYTES and number in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
+            # One of three: another one replaces it, and the same one is joined to it.
+            values = (values if number == last else b"") + data[start:stop]
+            last = number
+    if last == _BYTES_LIST:
+        strings = _inside(values, _VALUES)
+        return strings[0] if len(strings) == 1 else strings
+    if last == _INT64_LIST:
+        return _numbers(values, VARINT, np.dtype(np.int64))
+    # Without a list, too: the feature is there, and empty.
+    return _numbers(values, FIXED32, np.dtype("<f4"))
 
 
 def _numbers(data: bytes, single: int, dtype: np.dtype[Any]) -> NDArray[Any]:
