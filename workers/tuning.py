@@ -274,6 +274,11 @@ class Tuning:
     # Rows of one call lie anywhere. A batch that is mapped costs no memory of its own, and to parse
     # a footer takes 15 us for each of its groups (2026-11-25).
 
+    maps_kept: int = 64
+    """So many files of tokens, and so many indexes of files, are mapped at once."""
+    # Each map holds a descriptor, of which a process has 1,024 by default. To map a file anew takes
+    # 30 us, about as long as to open the file that an index is of (2026-11-27).
+
     group_bytes_kept: int = 256 * _MIB
     """So many bytes of decoded row groups are kept in a process, and the last group in any case."""
     # A group has 100 MB and more if a file is one group, and eight of them took 1.9 GB in each

@@ -1,4 +1,4 @@
-"""Files of tokens, as language models are trained on: one number after the other, no header."""
+"""Files of tokens, as language models are trained on: one number after the other."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import PathLike, list_paths, whole
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
+from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import Columns, empty_for, has_place, stack
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import native
+from feeder.workers.tuning import TUNING
 
 
 @public("feeder.sources")
@@ -27,6 +29,7 @@ def tokens(
     *,
     stride: int | None = None,
     as_type: DTypeLike | None = None,
+    offset: int | None = None,
     **options: Unpack[OrderOptions],
 ) -> Source:
     """Sequences from files of tokens: one column, (rows, seq_len).
@@ -42,6 +45,8 @@ def tokens(
         stride: Tokens from the beginning of a sequence to the next one's; None is `seq_len`.
         as_type: Type of the column, of whole numbers that hold every token, such as "int64", which
             PyTorch's embeddings take; None is `dtype`.
+        offset: Bytes before the first token of each file; None is 0, and the size of the header of
+            `.npy` files and of those of llm.c, whose type must be `dtype`.
         options: `OrderOptions`.
 
     Raises:
@@ -56,7 +61,8 @@ def tokens(
     # A token that does not fit would become another one.
     if not np.can_cast(kind, wanted):
         raise ConfigError(f"as_type is {wanted}, expected a type that holds every {kind}")
-    return Source(TokenRecords(paths, length, kind, step, wanted), **options)
+    start = None if offset is None else whole("offset", offset)
+    return Source(TokenRecords(paths, length, kind, step, wanted, start), **options)
 
 
 def _whole_dtype(name: str, dtype: DTypeLike) -> np.dtype[Any]:
@@ -84,35 +90,60 @@ class TokenRecords:
         dtype: np.dtype[Any],
         stride: int,
         as_type: np.dtype[Any],
+        offset: int | None = None,
     ) -> None:
         self._paths = paths
         self._seq_len, self._dtype, self._stride = seq_len, dtype, stride
-        self._as_type = as_type
-        self._files = [self._open(path) for path in self._paths]
+        self._as_type, self._offset = as_type, offset
+        self._extents = [self._extent(path) for path in self._paths]
+        """Of each file the byte of its first token, and its tokens."""
         # Only whole sequences: a shorter one would not fit into a batch.
-        counts = [(len(file) - seq_len) // stride + 1 for file in self._files]
+        counts = [(size - seq_len) // stride + 1 for _, size in self._extents]
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
+        # Each map holds a descriptor.
+        self._maps = Kept(TUNING.maps_kept)
 
-    def _open(self, path: str) -> NDArray[Any]:
+    def _extent(self, path: str) -> tuple[int, int]:
         try:
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
+                head = file.read(12)
         except OSError as error:
             raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
+        offset = _header_bytes(path, head, size, self._dtype) if self._offset is None else (
+            self._offset
+        )  # fmt: skip
+        held = max(0, size - offset)
         # The commonest mistake, a wrong dtype, is mostly seen here.
-        if size % self._dtype.itemsize:
+        if held % self._dtype.itemsize:
             raise ConfigError(
-                f"{path!r} has {size} bytes, which is no multiple of the {self._dtype.itemsize} "
-                f"bytes of a {self._dtype}: give the dtype that it was written with"
+                f"{path!r} has {held} bytes{f' after the first {offset}' if offset else ''}, which "
+                f"is no multiple of the {self._dtype.itemsize} bytes of a {self._dtype}: give the "
+                "dtype that it was written with"
             )
-        if size < self._seq_len * self._dtype.itemsize:
+        if held < self._seq_len * self._dtype.itemsize:
             raise ConfigError(
-                f"{path!r} has {size // self._dtype.itemsize} tokens, fewer than a sequence of "
+                f"{path!r} has {held // self._dtype.itemsize} tokens, fewer than a sequence of "
                 f"{self._seq_len}"
             )
+        return offset, held // self._dtype.itemsize
+
+    def _tokens(self, number: int) -> NDArray[Any]:
+        """The tokens of a file, mapped."""
+        made: NDArray[Any] = self._maps.get(number, lambda: self._map(number))
+        return made
+
+    def _map(self, number: int) -> NDArray[Any]:
+        path, (offset, size) = self._paths[number], self._extents[number]
+        mapped = np.memmap(path, np.uint8, "r", offset)
+        if len(mapped) != size * self._dtype.itemsize:
+            raise ConfigError(
+                f"{path!r} has {len(mapped)} bytes of tokens, and had {size * self._dtype.itemsize}"
+                " when the source was made: make the source anew"
+            )
         # A plain array over the map: each slice of a `memmap` runs Python code of NumPy's.
-        return np.memmap(path, self._dtype, mode="r").view(np.ndarray)
+        return mapped.view(np.ndarray).view(self._dtype)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -131,9 +162,11 @@ class TokenRecords:
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns:
         """Copy sequences out of the files."""
+        numbers, firsts = self._places(indices)
+        files = {number: self._tokens(number) for number in set(numbers)}
         rows = [
-            self._files[number][first : first + self._seq_len]
-            for number, first in zip(*self._places(indices), strict=True)
+            files[number][first : first + self._seq_len]
+            for number, first in zip(numbers, firsts, strict=True)
         ]
         is_as_read = self._as_type == self._dtype
         column = stack(
@@ -151,7 +184,7 @@ class TokenRecords:
     def describe(self) -> dict[str, Any]:
         """The sizes of the files, how they are cut, and what another type tokens become."""
         described = {
-            "tokens": [len(file) for file in self._files],
+            "tokens": [size for _, size in self._extents],
             "dtype": self._dtype.str,
             "seq_len": self._seq_len,
             "stride": self._stride,
@@ -159,4 +192,42 @@ class TokenRecords:
         # Byte order is the machine's in a feed, so it is no other type.
         if native(self._as_type) != native(self._dtype):
             described["as_type"] = native(self._as_type).str
+        if self._offset:
+            described["offset"] = self._offset
         return described
+
+
+_LLM_C = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+"""Magic number and version of llm.c's files, and what their tokens are."""
+_LLM_C_BYTES = 256 * 4
+
+
+def _header_bytes(path: str, head: bytes, size: int, dtype: np.dtype[Any]) -> int:
+    """The bytes before the tokens of a file that says so itself; 0 of others.
+
+    Raises:
+        ConfigError: it says that it holds something else.
+    """
+    if head.startswith(b"\x93NUMPY"):
+        try:
+            array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path!r} cannot be read as a .npy file: {error}") from error
+        if array.dtype != dtype or array.ndim != 1:
+            raise ConfigError(
+                f"{path!r} is a .npy file of {array.dtype} and the shape {array.shape}, expected "
+                f"one axis of {dtype}: give dtype={array.dtype.str!r}, or read it with "
+                "sources.arrays"
+            )
+        return int(array.offset)
+    magic, version, count = np.frombuffer(head.ljust(12, b"\0"), "<i4").tolist()
+    kind = _LLM_C.get((magic, version))
+    if kind is None:
+        return 0
+    if dtype != np.dtype(kind) or size != _LLM_C_BYTES + count * dtype.itemsize:
+        raise ConfigError(
+            f"{path!r} begins as a file of llm.c with {count} tokens of {kind}, and has {size} "
+            f"bytes for tokens of {dtype}: give dtype={kind!r}, write it anew if it was truncated, "
+            "or give offset=0 if it is no such file"
+        )
+    return _LLM_C_BYTES

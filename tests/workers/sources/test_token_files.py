@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pickle  # noqa: TID251  (a source may be sent to other processes)
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
@@ -59,6 +63,84 @@ def test_another_byte_order_is_no_other_type(tmp_path: Path) -> None:
     np.arange(100, dtype=">u2").tofile(tmp_path / "a.bin")
     given = [tokens(tmp_path / "a.bin", 10, ">u2", as_type=t) for t in (None, ">u2", "u2", "i8")]
     assert [source.describe().get("as_type") for source in given] == [None, None, None, "<i8"]
+
+
+@given(st.data())
+def test_files_that_say_what_they_hold(tmp_path_factory: Any, data: Any) -> None:
+    path = tmp_path_factory.getbasetemp() / "tokens"
+    dtype = data.draw(st.sampled_from(["<u2", ">u2", "<u4", "<i4", "<i8", "u1"]))
+    array = np.arange(data.draw(st.integers(4, 40))).astype(dtype)
+    kind = data.draw(st.sampled_from(["npy", "llm.c", "offset"]))
+    options: dict[str, Any] = {}
+    with open(path, "wb") as file:
+        if kind == "npy":
+            version = data.draw(st.sampled_from([(1, 0), (2, 0), (3, 0)]))
+            np.lib.format.write_array(file, array, version)
+        elif kind == "llm.c":
+            assume(dtype in ("<u2", "<u4"))
+            magic = (20240520, 1) if dtype == "<u2" else (20240801, 7)
+            file.write(np.array([*magic, len(array), *[0] * 253], "<i4").tobytes())
+            file.write(array.tobytes())
+        else:
+            options["offset"] = data.draw(st.integers(0, 9))
+            file.write(bytes(options["offset"]) + array.tobytes())
+    (rows,) = tokens(path, 2, dtype, **options)(call(0, 20))
+    assert rows.tolist() == array[: len(array) // 2 * 2].reshape(-1, 2).tolist()
+    # With offset=0 a file is all tokens.
+    whole = path.read_bytes()
+    if len(whole) % np.dtype(dtype).itemsize == 0:
+        (rows,) = tokens(path, 2, dtype, offset=0)(call(0, 1))
+        assert rows.tobytes() == whole[: rows.nbytes]
+
+
+def test_a_header_that_says_something_else(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(20, dtype="u2"))
+    np.save(tmp_path / "b.npy", np.zeros((4, 5), "u2"))
+    (tmp_path / "c.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:150])
+    head = np.array([20240520, 1, 10, *[0] * 253], "<i4").tobytes()
+    (tmp_path / "d.bin").write_bytes(head + bytes(18))
+    for name, dtype, told in (
+        (
+            "a.npy",
+            "i4",
+            r"a\.npy' is a \.npy file of uint16 and the shape \(20,\), expected one axis",
+        ),
+        ("b.npy", "u2", r"of uint16 and the shape \(4, 5\), .* read it with sources\.arrays"),
+        ("c.npy", "u2", r"c\.npy' cannot be read as a \.npy file: "),
+        (
+            "d.bin",
+            "u2",
+            r"llm\.c with 10 tokens of uint16, and has 1042 bytes for .* write it anew",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            tokens(tmp_path / name, 2, dtype)
+    with pytest.raises(ConfigError, match="offset is -1, expected a whole number of at least 0"):
+        tokens(tmp_path / "a.npy", 2, "u2", offset=-1)
+
+
+def test_a_position_depends_on_where_tokens_begin(tmp_path: Path) -> None:
+    np.arange(20, dtype="u2").tofile(tmp_path / "a.bin")
+    made = [tokens(tmp_path / "a.bin", 2, "u2", offset=n).describe() for n in (None, 0, 2)]
+    assert made[0] == made[1] and made[2]["offset"] == 2
+
+
+def test_many_files_hold_few_descriptors(tmp_path: Path) -> None:
+    for i in range(150):
+        np.full(4, i, "u2").tofile(tmp_path / f"{i:03d}.bin")
+    before = len(os.listdir("/proc/self/fd"))
+    source = tokens(sorted(tmp_path.iterdir()), 2, "u2", random_shuffle=True)
+    (rows,) = source(call(0, 300))
+    assert sorted(rows[:, 0].tolist()) == sorted([*range(150)] * 2)
+    assert len(os.listdir("/proc/self/fd")) - before <= 64
+    # In another process they are mapped anew.
+    data = pickle.dumps(source)
+    assert len(data) < 20_000
+    assert (pickle.loads(data)(call(0, 300))[0] == rows).all()
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(ConfigError, match=r"\.bin' has 16 bytes of tokens, and had 8 when"):
+        pickle.loads(data)(call(0, 300))
 
 
 def test_what_is_no_file_of_tokens(tmp_path: Path) -> None:
