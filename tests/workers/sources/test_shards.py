@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import pickle  # noqa: TID251  (a source may be sent to other processes)
 import struct
 import subprocess
 import tarfile
@@ -20,7 +21,9 @@ import pytest
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, jsonl, tfrecord, webdataset
+from feeder.workers.sources.stores import offsets
 from feeder.workers.sources.stores.example import parse_example
+from feeder.workers.tuning import TUNING
 from needs import needs
 from shards import example, field, ints, numbered, varint, write_tar, write_tfrecord
 from stores import encoded, picture
@@ -100,6 +103,40 @@ def test_an_index_is_for_all_who_may_read_the_folder(shards: list[Path], tmp_pat
     webdataset(shards)
     (tmp_path / "mine").touch()
     assert (tmp_path / ".a.tar.feeder-index").stat().st_mode == (tmp_path / "mine").stat().st_mode
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5000, 2**26])
+def test_many_shards_hold_few_descriptors(
+    num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "TUNING", TUNING.replace(index_bytes_kept=num_bytes))
+    for i in range(150):
+        (tmp_path / f"{i:03d}.jsonl").write_text(f"{2 * i}\n{2 * i + 1}\n")
+    before = len(os.listdir("/proc/self/fd"))
+    source = jsonl(tmp_path / "*.jsonl", random_shuffle=True)
+    for same in (source, pickle.loads(pickle.dumps(source))):
+        (rows,) = same(call(0, 300))
+        assert sorted(rows.tolist()) == [*range(300)]
+    # Two sources.
+    assert len(os.listdir("/proc/self/fd")) - before <= (0 if num_bytes > 2**25 else 128)
+
+
+def test_an_index_that_changes_while_a_source_reads_is_named(
+    shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "TUNING", TUNING.replace(maps_kept=1, index_bytes_kept=0))
+    source = webdataset(shards, on_error="skip")
+    wanted = [chunk["cls"].tolist() for chunk in epoch_of(source, 3)]
+    there = pickle.loads(pickle.dumps(source))
+    assert [chunk["cls"].tolist() for chunk in epoch_of(there, 3)] == wanted
+    write_tar(shards[0], numbered(30, 37))
+    webdataset(shards)
+    for told in ("is another one now", "cannot be read"):
+        # Another file's index, so that the first one is mapped anew.
+        source(call(3, 3))
+        with pytest.raises(ConfigError, match=rf"a\.tar\.feeder-index' of .*a\.tar' {told}.*anew"):
+            source(call(0, 3))
+        (tmp_path / ".a.tar.feeder-index").unlink(missing_ok=True)
 
 
 def test_nothing_is_left_of_an_index_that_cannot_be_kept(

@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from glob import glob, has_magic
+from mmap import ACCESS_READ, mmap
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.arguments import PathLike, list_paths
+from feeder.workers.sources.stores.kept import Kept
+from feeder.workers.tuning import TUNING
 
 logger = logging.getLogger("feeder")
 
@@ -81,8 +84,8 @@ def told_of_files(paths: Sequence[str], told: Sequence[str]) -> dict[str, str]:
 class IndexedFiles:
     """The records of files, by number: pieces, decoded by `decode`. A dataset with `__getitem__`.
 
-    Read-only; any thread reads. Files are opened at the call: no process may hold a whole data
-    set's files open.
+    Any thread reads; what changes, the indexes that are mapped, has its own lock. Files are opened
+    at the call: no process may hold a whole data set's files open.
     """
 
     def __init__(
@@ -93,40 +96,73 @@ class IndexedFiles:
         folder: PathLike | None,
     ) -> None:
         self._paths, self._decode = paths, decode
-        keeper = _Keeper(folder)
-        made = [
-            keeper.index(path, scan, f"{i + 1} of {len(paths)}") for i, path in enumerate(paths)
-        ]
-        self._indexes, self._places = [index for index, _ in made], [place for _, place in made]
-        counts = [
-            int(index["record"][-1]) + 1 if len(index) > _HEADS else 0 for index in self._indexes
-        ]
-        self._told = [
-            _told(count, index) for count, index in zip(counts, self._indexes, strict=True)
-        ]
-        self._indexes = [index[_HEADS:] for index in self._indexes]
+        keeper, counts = _Keeper(folder), []
+        self._places: list[str | None] = []
+        """Where the index of each file is kept, if it is."""
+        self._contents: list[tuple[int, bytes]] = []
+        """Of each index its entries, and the one about what the file holds."""
+        self._in_memory: dict[int, NDArray[Any]] = {}
+        self._room = TUNING.index_bytes_kept
+        self._told: list[str] = []
+        for number, path in enumerate(paths):
+            index, place = keeper.index(path, scan, f"{number + 1} of {len(paths)}")
+            self._places.append(place)
+            self._contents.append((len(index), index[1].tobytes()))
+            if place is None:
+                self._in_memory[number] = index
+            counts.append(int(index["record"][-1]) + 1 if len(index) > _HEADS else 0)
+            self._told.append(_told(counts[-1], index))
         self._ends = np.cumsum(counts)
         self._firsts = self._ends - counts
+        # Each map holds a descriptor.
+        self._maps = Kept(TUNING.maps_kept)
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process maps an index that is kept, too.
-        pairs = zip(self._indexes, self._places, strict=True)
-        indexes = [index if place is None else None for index, place in pairs]
-        return {**self.__dict__, "_indexes": indexes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for i, place in enumerate(self._places):
-            if place is not None:
-                self._indexes[i] = _load(place)[_HEADS:]
+        kept = {n: index for n, index in self._in_memory.items() if self._places[n] is None}
+        return {**self.__dict__, "_in_memory": kept, "_room": TUNING.index_bytes_kept}
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    def _index(self, number: int) -> NDArray[Any]:
+        """The index of a file."""
+        whole = self._in_memory.get(number)
+        num_bytes = self._contents[number][0] * ENTRY.itemsize
+        if whole is None and num_bytes <= self._room:
+            # Copied, so that a shuffle over many files maps few of them. Of two threads that copy
+            # one index both count it, which costs a little room.
+            self._room -= num_bytes
+            whole = self._in_memory[number] = np.array(self._map(number))
+        elif whole is None:
+            whole = self._maps.get(number, lambda: self._map(number))
+        return whole[_HEADS:]
+
+    def _map(self, number: int) -> NDArray[Any]:
+        place, (count, content) = self._places[number], self._contents[number]
+        assert place is not None
+        try:
+            # Not `np.load`, which takes thirty times as long to read what is known.
+            with open(place, "rb") as file:
+                mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
+            start = len(mapped) - count * ENTRY.itemsize
+            whole: NDArray[Any] = np.frombuffer(mapped, ENTRY, count, max(0, start))
+            if start > 0 and whole[1].tobytes() == content:
+                return whole
+            why = "is another one now"
+        except OSError as error:
+            why = f"cannot be read ({error.strerror})"
+        except ValueError:
+            why = "is another one now"
+        # No defect of a record, so that none is left out for it.
+        raise ConfigError(
+            f"the index {place!r} of {self._paths[number]!r} {why}: make the source anew"
+        )
+
     def _entries(self, record: int) -> tuple[int, NDArray[Any]]:
         """The number of a record's file, and its entries."""
         number = int(np.searchsorted(self._ends, record, side="right"))
-        index, inside = self._indexes[number], record - int(self._firsts[number])
+        index, inside = self._index(number), record - int(self._firsts[number])
         start, stop = np.searchsorted(index["record"], (inside, inside + 1)).tolist()
         return number, index[start:stop]
 
@@ -258,8 +294,8 @@ def _load(place: str) -> NDArray[Any]:
 def _load_if_of(place: str, head: Any) -> NDArray[Any] | None:
     """A kept index, where it is of the file as it is now."""
     try:
-        mapped = np.load(place, mmap_mode="r", allow_pickle=False)
-        is_right = mapped.dtype == ENTRY and len(mapped) >= _HEADS and mapped[0].item() == head
+        whole = _load(place)
+        is_right = whole.dtype == ENTRY and len(whole) >= _HEADS and whole[0].item() == head
     except (OSError, ValueError, EOFError):
         return None
-    return _load(place) if is_right else None
+    return whole if is_right else None
