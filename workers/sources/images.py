@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -31,7 +31,9 @@ def image_folder(
 ) -> Source:
     """Images in class folders, `path/class/image.jpg`: columns image and label.
 
-    Classes and, in each class, files are sorted by name, byte by byte; the label is the number of
+    Classes, folders in them at any depth and, in each folder, files are sorted by name, byte by
+    byte, as torchvision's `ImageFolder` sorts them. (With `order="dali"` the folders of a class are
+    not looked into, as DALI's reader does not.) The label is the number of
     the class, int32 of (rows,), and `source.records.classes` holds their names. Images are uint8
     of (rows, height, width, 3), RGB, unless `transform` makes them something else; where they are
     not of one size, give a `resize` or a `crop`. Files are read and decoded in the thread that
@@ -48,7 +50,9 @@ def image_folder(
     """
     pictures, order = take_pictures(options)
     pictures.decoder.check()
-    return Source(ImageRecords(path, pictures, on_error), list_shuffle=True, **order)
+    is_deep = order.get("order") != "dali"
+    read = ImageRecords(path, pictures, on_error, is_deep=is_deep)
+    return Source(read, list_shuffle=True, **order)
 
 
 class ImageRecords:
@@ -56,7 +60,9 @@ class ImageRecords:
 
     kind = "image_folder"
 
-    def __init__(self, path: PathLike, pictures: Pictures, on_error: OnError) -> None:
+    def __init__(
+        self, path: PathLike, pictures: Pictures, on_error: OnError, *, is_deep: bool
+    ) -> None:
         root = Path(check_path(path, "a folder of class folders"))
         if not root.is_dir():
             what = "is not a folder" if root.exists() else "does not exist"
@@ -66,11 +72,13 @@ class ImageRecords:
         self._files: list[str] = []
         labels = []
         for label, folder in enumerate(root / name for name in self.classes):
-            # Sorted here and not by the system: the order of a folder differs between file systems,
-            # and the stream must not.
-            files = _names_in(folder, _is_image)
-            self._files.extend(os.path.join(folder, file) for file in files)
-            labels += [label] * len(files)
+            inner = _folders_in(folder, ()) if is_deep else [folder]
+            for within in sorted(inner, key=os.fsencode):
+                # Sorted here and not by the system: the order of a folder differs between file
+                # systems, and the stream must not.
+                files = _names_in(within, _is_image)
+                self._files.extend(os.path.join(within, file) for file in files)
+                labels += [label] * len(files)
         if not self._files:
             raise ConfigError(
                 f"{os.fspath(path)!r} holds no images: expected files such as 'class/image.jpg' "
@@ -121,6 +129,20 @@ class ImageRecords:
             # Relative to the folder, so that a data set that was moved is the same one.
             hasher.update(os.fsencode(os.path.relpath(file, self._root)) + b"\0")
         return {"files": hasher.hexdigest(), **self._pictures.fingerprint_fields()}
+
+
+def _folders_in(folder: Path, outer: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    """A folder and those in it at any depth, links included; `outer` tells which it lies in."""
+    try:
+        status = folder.stat()
+    except OSError as error:
+        raise ConfigError(f"{os.fspath(folder)!r} cannot be read: {error.strerror}") from error
+    itself = status.st_dev, status.st_ino
+    if itself in outer:
+        raise ConfigError(f"{os.fspath(folder)!r} is a link to a folder that it lies in: remove it")
+    yield folder
+    for name in _names_in(folder, lambda entry: entry.is_dir()):
+        yield from _folders_in(folder / name, (*outer, itself))
 
 
 def _names_in(folder: Path, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:

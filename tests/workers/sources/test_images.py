@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from calls import call, epoch_of
@@ -49,6 +52,56 @@ def test_the_list_is_sorted_byte_by_byte(tmp_path: Path) -> None:
     image, label = source(call(0, 20))
     assert label.dtype == np.int32 and label.tolist() == [0, 2, 2, 3, 3, 3, 4, 4]
     assert image.dtype == np.uint8 and image.shape == (8, 8, 8, 3)
+
+
+names = st.sampled_from(["a", "a-b", "B", "é", ".h", "b.jpg", "c.PNG", "d.txt"])
+trees = st.recursive(
+    st.just({}), lambda inner: st.dictionaries(names, st.none() | inner, max_size=4), max_leaves=9
+)
+
+
+def write_tree(folder: Path, tree: Any) -> None:
+    folder.mkdir()
+    for name, inner in tree.items():
+        if inner is None:
+            (folder / name).touch()
+        else:
+            write_tree(folder / name, inner)
+
+
+@given(st.dictionaries(names, trees, min_size=1, max_size=3))
+def test_folders_of_a_class_are_looked_into(tree: Any) -> None:
+    """In the order of torchvision's `ImageFolder`, which is that of `sorted(os.walk(...))`."""
+    with TemporaryDirectory() as name:
+        root = Path(name) / "root"
+        write_tree(root, tree)
+        # A link to a folder is one of them.
+        (Path(name) / "other").mkdir()
+        (Path(name) / "other" / "l.jpg").touch()
+        (root / next(iter(tree)) / "link").symlink_to(Path(name) / "other")
+        wanted = [
+            (os.path.join(folder, file), label)
+            for label, one in enumerate(sorted(tree, key=os.fsencode))
+            for folder, _, files in sorted(os.walk(root / one, followlinks=True))
+            for file in sorted(files)
+            if file.lower().endswith((".jpg", ".png"))
+        ]
+        source = image_folder(root)
+        records: Any = source.records
+        assert [records.name(i) for i in range(len(source))] == [repr(path) for path, _ in wanted]
+        assert records._labels.tolist() == [label for _, label in wanted]
+
+
+def test_the_reader_of_dali_looks_into_no_folder(folder: Path) -> None:
+    flat = image_folder(folder)
+    (folder / "class1" / "inner").mkdir()
+    (folder / "class1" / "inner" / "x.jpg").touch()
+    assert len(image_folder(folder, order="dali")) == len(flat) == 12
+    assert len(image_folder(folder)) == 13
+    assert image_folder(folder).describe() != flat.describe()
+    (folder / "class1" / "inner" / "again").symlink_to(folder / "class1")
+    with pytest.raises(ConfigError, match=r"inner/again' is a link to a folder that it lies in"):
+        image_folder(folder)
 
 
 @pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
