@@ -274,6 +274,10 @@ class Tuning:
     # Rows of one call lie anywhere. A batch that is mapped costs no memory of its own, and to parse
     # a footer takes 15 us for each of its groups (2026-11-25).
 
+    record_attempts: int = 4
+    """So often a record is read before an `OSError` makes it a defective one that is left out."""
+    # As `retries=3` makes a call. Defective records are few, so that it costs nothing (2026-11-27).
+
     maps_kept: int = 64
     """So many files of tokens, and so many indexes of files, are mapped at once."""
     # Each map holds a descriptor, of which a process has 1,024 by default. To map a file anew takes

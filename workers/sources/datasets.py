@@ -132,16 +132,15 @@ class _EpochIsOver(Exception):
 
 
 class _CallSamples:
-    """What a function makes for one call, row by row; the thread of the call owns it."""
+    """What a function makes for one call. Never changes."""
 
     def __init__(self, fn: Callable[[SampleInfo], Any], call: Call) -> None:
         self._fn = fn
         self._call = call
-        self._row = 0
 
-    def __getitem__(self, record: int) -> Any:
-        row, call = self._row, self._call
-        self._row = row + 1
+    def make(self, row: int, record: int) -> Any:
+        """The sample of a record, for a row of the call."""
+        call = self._call
         # Made for each sample: it may be kept by the function, which other threads call too.
         info = SampleInfo(
             idx_in_epoch=record,
@@ -272,11 +271,16 @@ class SampleRecords:
         """The samples, one by one."""
         made: list[Any] = []
         seed = RECORD_SEEDS.seed if RECORD_SEEDS.are_on else None
-        for record in records:
+
+        def take(row: int, record: int) -> Any:
+            if seed is not None:
+                seed(call, record)
+            is_made = isinstance(samples, _CallSamples)
+            return samples.make(row, record) if is_made else samples[record]
+
+        for row, record in enumerate(records):
             try:
-                if seed is not None:
-                    seed(call, record)
-                made.append(samples[record])
+                made.append(self._faults.attempt(partial(take, row, record)))
             except _EpochIsOver as over:
                 # An exception of our own carries it past `Faults`, which refuses a plain
                 # StopIteration.

@@ -112,7 +112,7 @@ class ImageRecords:
         for index in indices.tolist():
             try:
                 # Opened at the call: no process may hold a whole data set's files open.
-                data = Path(self._files[index]).read_bytes()
+                data = self._faults.attempt(Path(self._files[index]).read_bytes)
                 images.append(self._pictures.decode(data, call, index))
                 good.append(index)
             except Exception as error:

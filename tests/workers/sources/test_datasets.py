@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -101,6 +103,85 @@ def test_a_string_that_an_array_cannot_hold_is_named() -> None:
             records([{"x": value}] * 2)(call(1, 1))
     with pytest.raises(RecordError, match="sample 0: column 'x' is no array: int beside str, of"):
         records([{"x": ["a", 1]}])(call(0, 1))
+
+
+errors = st.sampled_from([
+    OSError(errno.EIO, "a moment"), OSError("a moment"), TimeoutError("late"), ConnectionError(),
+    FileNotFoundError(errno.ENOENT, "gone"), PermissionError(errno.EACCES, "no"), ValueError("bad"),
+])  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.tuples(errors, st.integers(1, 5)), max_size=4),
+    st.sampled_from(["samples", "records", "map", "map that draws"]),
+)
+def test_an_error_that_passes_is_no_defect(
+    failing: dict[int, tuple[Exception, int]], kind: str
+) -> None:
+    seen, rows = Counter[int](), {}
+
+    def read(record: int) -> int:
+        seen[record] += 1
+        error, times = failing.get(record, (None, 0))
+        if error is not None and seen[record] <= times:
+            raise error
+        return record
+
+    def sample(info: SampleInfo) -> Any:
+        rows[info.idx_in_epoch] = info.idx_in_batch
+        return read(info.idx_in_epoch), info.rng.random()
+
+    class Dataset:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> Any:
+            return read(index), 0
+
+    def drawing(record: int, rng: Any) -> Any:
+        # Drawn before it fails: another attempt draws the same.
+        draw = rng.random()
+        return read(record), draw
+
+    def make(on_error: Any) -> Any:
+        if kind == "samples":
+            return samples(sample, 10, on_error=on_error)
+        if kind == "records":
+            return records(Dataset(), on_error=on_error)
+        fn = drawing if "draws" in kind else lambda record: (read(record), 0)
+        return records(range(10)).map(fn, on_error=on_error)
+
+    def lasts(error: Exception) -> bool:
+        return isinstance(error, ValueError | FileNotFoundError | PermissionError)
+
+    lost = {i for i, (error, times) in failing.items() if lasts(error) or times > 3}
+    source = make("skip")
+    chunks = [*epoch_of(source, 4)]
+    assert np.concatenate([c[0] for c in chunks]).tolist() == [*({*range(10)} - lost)]
+    assert source.skipped == len(lost)
+    draws = np.concatenate([c[1] for c in chunks])
+    assert {i: seen[i] for i in failing} == {
+        i: 1 if lasts(error) else min(times, 3) + 1 for i, (error, times) in failing.items()
+    }
+    if kind == "samples":
+        assert rows == {i: i % 4 for i in range(10)}
+    failing.clear()
+    wanted = np.concatenate([c[1] for c in epoch_of(make("raise"), 4)])
+    assert draws.tolist() == np.delete(wanted, [*lost]).tolist()
+
+
+def test_an_error_that_passes_is_for_the_feed_if_no_record_is_left_out() -> None:
+    seen = Counter[int]()
+
+    def read(record: int) -> int:
+        seen[record] += 1
+        raise TimeoutError("late")
+
+    for source in (samples(lambda info: read(0), 1), records(range(1)).map(read)):
+        seen.clear()
+        with pytest.raises(RecordError, match="sample 0: late"):
+            source(call(0, 1))
+        assert seen[0] == 1
 
 
 def test_objects_are_refused() -> None:

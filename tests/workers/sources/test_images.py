@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,6 +91,21 @@ def test_folders_of_a_class_are_looked_into(tree: Any) -> None:
         records: Any = source.records
         assert [records.name(i) for i in range(len(source))] == [repr(path) for path, _ in wanted]
         assert records._labels.tolist() == [label for _, label in wanted]
+
+
+def test_a_file_that_can_be_read_later_is_not_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, failures = Path.read_bytes, iter([1, 1, 1])
+
+    def failing(path: Path) -> bytes:
+        if path.name == "2.jpg" and next(failures, 0):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    source = image_folder(folder, on_error="skip")
+    assert len(source(call(0, 12))[0]) == 12 and source.skipped == 0
 
 
 def test_the_reader_of_dali_looks_into_no_folder(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,14 +53,18 @@ class Mapped(Step):
         made = samples_of(self.parts[0], indices, call)
         # Functions that follow one another draw from different generators.
         own = part_of(call, f"map/{self.traits.depth}")
+
+        def make(sample: Any, index: int) -> Any:
+            if RECORD_SEEDS.are_on:
+                RECORD_SEEDS.seed(own, index)
+            given = plain(sample)
+            return self._fn(given, own.rng_for(index)) if self._draws else self._fn(given)
+
         for i, index in enumerate(indices.tolist()):
             if made[i] is LEFT_OUT:
                 continue
             try:
-                if RECORD_SEEDS.are_on:
-                    RECORD_SEEDS.seed(own, index)
-                sample = plain(made[i])
-                made[i] = self._fn(sample, own.rng_for(index)) if self._draws else self._fn(sample)
+                made[i] = self._faults.attempt(partial(make, made[i], index))
             except Exception as error:
                 self._faults.handle(lambda index: self.name_in(index, call), index, error)
                 made[i] = LEFT_OUT

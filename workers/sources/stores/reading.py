@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,6 +21,13 @@ from feeder.workers.tuning import TUNING
 
 Columns: TypeAlias = "tuple[NDArray[Any], ...] | Mapping[str, NDArray[Any]]"
 OnError = Literal["raise", "skip"]
+
+_T = TypeVar("_T")
+_LASTING = (
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP,
+    errno.ENAMETOOLONG,
+)  # fmt: skip
+"""Errors that a file has until somebody mends it."""
 
 JOIN_BYTES, _JOINED_BYTES = TUNING.record_join_bytes, TUNING.joined_bytes
 
@@ -82,6 +90,18 @@ class Faults:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=Lock())
+
+    def attempt(self, read: Callable[[], _T]) -> _T:
+        """What `read` returns. If records may be left out, an error that may pass, as of a network,
+        is no defect yet: the record is read again."""
+        # Otherwise the feed makes the whole call again, as often as `retries` says.
+        for _ in range(TUNING.record_attempts - 1 if self.may_skip else 0):
+            try:
+                return read()
+            except OSError as error:
+                if error.errno in _LASTING:
+                    raise
+        return read()
 
     def handle(self, name: Callable[[int], str], index: int, error: Exception) -> None:
         """What reading one record raised: it is raised as a RecordError that names the record, or
