@@ -53,7 +53,8 @@ def pack_function(fetch: Any) -> Parcel:
         raise ConfigError(
             f"fetch_fun {name!r} cannot be sent to a process: {why}; there are three ways out: put "
             "it into a module of its own, give its place as 'MODULE:ATTR', or install cloudpickle "
-            "(without files, locks and sockets inside it)"
+            "(without files, locks and sockets inside it: give the class that has an open handle a "
+            "__getstate__ that leaves it out, and open it at its first use in each process)"
         ) from error
     return Parcel(data, False, tuple(buffer.raw() for buffer in buffers))
 

@@ -95,6 +95,7 @@ def test_what_holds_a_handle_is_told_with_the_ways_out(
         make(Holds(what[kind]), executor=Processes(2))
     assert THREE_WAYS in str(caught.value)
     assert "files, locks and sockets" in str(caught.value)
+    assert "__getstate__ that leaves it out, and open it at its first use" in str(caught.value)
 
 
 def test_a_function_is_named_by_its_place() -> None:
