@@ -436,6 +436,7 @@ class _Files:
 
 
 _FOOT_BYTES = 64 * 1024
+_FEW_ROWS = 64
 
 
 def _digest_of_end(path: str) -> str:
@@ -477,7 +478,13 @@ class ParquetFiles(_Files):
         footer = self._footers.get(file_number, lambda: module.read_metadata(path, memory_map=True))
         with module.ParquetFile(path, metadata=footer, memory_map=True) as file:
             # Other calls run beside this one: more threads would take their time.
-            table = file.read_row_group(group, columns=self.columns, use_threads=False)
+            options = {"columns": self.columns, "use_threads": False}
+            try:
+                table = file.read_row_group(group, **options)
+            except NotImplementedError:
+                # Lists of more than 2 GiB of texts; fewer at once are read.
+                batches = file.iter_batches(_FEW_ROWS, row_groups=[group], **options)
+                table = load("pyarrow", "arrow").Table.from_batches(batches)
         # To decode makes offsets anew, but takes texts and the indices of categories as they are.
         _validate(table)
         return table

@@ -292,6 +292,35 @@ def test_other_types(tmp_path: Path) -> None:
         arrow(tmp_path / "x.arrow")
 
 
+@pytest.mark.parametrize("outer", [pa.list_, pa.large_list, pa.list_view, lambda k: pa.list_(k, 2)])
+@pytest.mark.parametrize("inner", [pa.string_view(), pa.binary_view(), pa.list_(pa.int8())])
+def test_lists_of_which_pyarrow_drops_no_nulls(outer: Any, inner: Any, tmp_path: Path) -> None:
+    one = {pa.string_view(): "a", pa.binary_view(): b"longer than twelve"}.get(inner, [1])
+    rows = [[one, one], None, [one, None], None, [one, one]]
+    write(tmp_path / "x.arrow", pa.table({"x": pa.array(rows, outer(inner))}))
+    seen: list[Any] = []
+    arrow(tmp_path / "x.arrow").map(lambda row: seen.append(row["x"]) or 0)(call(0, 5))
+    assert plain(seen) == plain(rows)
+
+
+def test_a_group_that_pyarrow_cannot_make_at_once_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of lists with more than 2 GiB of texts."""
+    rows = [["a" * i] * (i % 3) for i in range(200)]
+    pq.write_table(pa.table({"x": rows, "n": range(200)}), tmp_path / "x.parquet")
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise pa.ArrowNotImplementedError("Nested data conversions not implemented")
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", refuse)
+    seen: list[Any] = []
+    parquet(tmp_path / "x.parquet").map(lambda row: seen.append(row["x"]) or 0)(call(0, 200))
+    assert seen == rows
+    numbers = parquet(tmp_path / "x.parquet", ["n"])(call(0, 200))["n"]  # type: ignore[call-overload]
+    assert numbers.tolist() == [*range(200)]
+
+
 def test_what_has_no_array_needs_a_map(tmp_path: Path) -> None:
     chats = [[{"role": "user", "n": i}] * i for i in range(3)]
     pq.write_table(pa.table({"chat": chats}), tmp_path / "x.parquet")

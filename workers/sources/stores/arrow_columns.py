@@ -360,11 +360,16 @@ def _to_column(array: Any, name: str) -> ColumnArray:
         return _to_column(array.cast(_WIDE[kind]), name)
     if _is_object(array.type):
         return Values(array)
+    is_list = kind.startswith(("fixed_size_list<", *_LISTS, *_VIEWS))
     if array.null_count:
         valid = array.is_valid().to_numpy(zero_copy_only=False)
-        return Gaps(_to_column(array.drop_null(), name), np.cumsum(valid) - 1, valid)
-    if kind.startswith(("map<", "fixed_size_list<", *_LISTS, *_VIEWS)):
+        # Of some lists pyarrow cannot drop nulls.
+        there = _of_lists(array, name) if is_list else _to_column(array.drop_null(), name)
+        return Gaps(there, np.cumsum(valid) - 1, valid)
+    if is_list:
         return _of_lists(array, name)
+    if kind.startswith("map<"):
+        return _of_maps(array, name)
     if kind in _TEXTS:
         return _text(array, _TEXTS[kind])
     if kind.startswith("fixed_size_binary"):
@@ -381,27 +386,24 @@ def _to_column(array: Any, name: str) -> ColumnArray:
     return values
 
 
-def _of_lists(array: Any, name: str) -> ColumnArray:
-    kind = str(array.type)
-    if kind.startswith("map<"):
-        offsets = array.offsets.to_numpy(zero_copy_only=False)
-        first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
-        keys, items = (
-            _to_column(part.slice(first, size), name) for part in (array.keys, array.items)
-        )
-        return Ragged(Pairs(keys, items), offsets - first)
-    # `flatten` knows of slices.
-    inner = _to_column(array.flatten(), name)
-    if kind.startswith("fixed_size_list<"):
-        size = array.type.list_size
-        if isinstance(inner, np.ndarray):
-            return inner.reshape(len(array), size, *inner.shape[1:])
-        return Ragged(inner, np.arange(len(array) + 1) * size)
-    if kind.startswith(_VIEWS):
-        lengths = load("pyarrow.compute", "arrow").list_value_length(array)
-        return Ragged(inner, np.concatenate(([0], np.cumsum(lengths.to_numpy()))))
+def _of_maps(array: Any, name: str) -> ColumnArray:
     offsets = array.offsets.to_numpy(zero_copy_only=False)
-    return Ragged(inner, offsets - offsets[0])
+    first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
+    keys, items = (_to_column(part.slice(first, size), name) for part in (array.keys, array.items))
+    return Ragged(Pairs(keys, items), offsets - first)
+
+
+def _of_lists(array: Any, name: str) -> ColumnArray:
+    """The lists that are not null."""
+    # `flatten` knows of slices and of nulls.
+    inner, rows = _to_column(array.flatten(), name), len(array) - array.null_count
+    if not str(array.type).startswith("fixed_size_list<"):
+        lengths = load("pyarrow.compute", "arrow").list_value_length(array).drop_null()
+        return Ragged(inner, np.concatenate(([0], np.cumsum(lengths.to_numpy()))))
+    size = array.type.list_size
+    if isinstance(inner, np.ndarray):
+        return inner.reshape(rows, size, *inner.shape[1:])
+    return Ragged(inner, np.arange(rows + 1) * size)
 
 
 def _of_extension(array: Any, name: str) -> ColumnArray:
