@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle  # noqa: TID251  (a source may be sent to other processes)
+import shutil
 import struct
 import subprocess
 import tarfile
@@ -87,6 +88,30 @@ def test_an_index_is_made_once_and_again_for_another_file(
     folder.mkdir()
     webdataset(shards, index=folder)
     assert len(list(folder.iterdir())) == 3
+
+
+def test_a_file_of_the_same_size_and_time_is_another_one(
+    shards: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "feeder")
+    first = webdataset(shards[0])
+    status, reset = shards[0].stat(), False
+    write_tar(shards[0], numbered(20, 27))
+    # The clock of a file system has steps of some milliseconds.
+    while shards[0].stat().st_ctime_ns == status.st_ctime_ns or not reset:
+        os.utime(shards[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+        reset = True
+    assert shards[0].stat().st_size == status.st_size
+    assert webdataset(shards[0])(call(0, 7))["cls"].tolist() == list(range(20, 27))
+    # A copy with its index and its time is the same one.
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for name in ("a.tar", ".a.tar.feeder-index"):
+        shutil.copy2(tmp_path / name, folder / name)
+    caplog.clear()
+    copied = webdataset(folder / "a.tar")
+    assert not caplog.records
+    assert copied.describe() == webdataset(shards[0]).describe() != first.describe()
 
 
 def test_a_folder_that_cannot_be_written_is_told_once(

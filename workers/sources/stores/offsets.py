@@ -1,11 +1,13 @@
 """Files with many records one after the other, found by an index of where each of them lies.
 
 The index of a file is made once, by going through it, and kept as `.NAME.feeder-index` beside it or
-in a folder of the user's. It holds how large the file was and when it was changed; for a file that
-is another one by now it is made anew. An index is an array of `ENTRY`, one for each piece of a
-record, and it is mapped: it need not fit into memory. Two entries come before: what the file was,
-and a digest of stretches of it, by which a file is told from one with other content in the same
-places. (To read all of it for a digest would take as long as an epoch.)
+in a folder of the user's. It holds how large the file was and when it was changed, by its own time
+and by that of its inode, which nobody can set; for a file that is another one by now it is made
+anew. If only the inode's time differs, as of a copy, the digest tells whether it is. An index is an
+array of `ENTRY`, one for each piece of a record, and it is mapped: it need not fit into memory. Two
+entries come before: what the file was, and a digest of stretches of it, by which a file is told
+from one with other content in the same places. (To read all of it for a digest would take as long
+as an epoch.)
 """
 
 from __future__ import annotations
@@ -240,9 +242,15 @@ class _Keeper:
         try:
             with open(path, "rb") as file:
                 status = os.fstat(file.fileno())
-                head = (_VERSION, scan.__name__.encode(), status.st_mtime_ns, status.st_size)
+                # When it was changed can be set, as by a copy; then only what it holds tells.
+                name = f"{scan.__name__}:{status.st_ctime_ns:x}"
+                head = (_VERSION, name.encode(), status.st_mtime_ns, status.st_size)
                 place = self._place_of(path)
-                if (index := _load_if_of(place, head)) is not None:
+                index = _load_if_of(place, head)
+                if index is not None and (
+                    index[0]["kind"] == head[1]
+                    or index[1]["offset"] == digest_of_stretches(file, status.st_size)
+                ):
                     return index, place
                 logger.info("indexing %r, file %s", path, which)
                 entries = np.fromiter(scan(file, status.st_size), ENTRY)
@@ -291,11 +299,14 @@ def _load(place: str) -> NDArray[Any]:
     return whole
 
 
-def _load_if_of(place: str, head: Any) -> NDArray[Any] | None:
-    """A kept index, where it is of the file as it is now."""
+def _load_if_of(place: str, head: tuple[int, bytes, int, int]) -> NDArray[Any] | None:
+    """A kept index, if it is of a file of this size that was changed then."""
     try:
         whole = _load(place)
-        is_right = whole.dtype == ENTRY and len(whole) >= _HEADS and whole[0].item() == head
+        if whole.dtype != ENTRY or len(whole) < _HEADS:
+            return None
     except (OSError, ValueError, EOFError):
         return None
-    return whole if is_right else None
+    version, name, *status = whole[0].item()
+    is_right = (version, *status) == (head[0], *head[2:])
+    return whole if is_right and name.partition(b":")[0] == head[1].partition(b":")[0] else None
