@@ -181,10 +181,12 @@ def exact_array(value: Any) -> NDArray[Any]:
     """What `numpy.asarray` makes of a value, if that is the same value.
 
     Raises:
-        ValueError: NumPy would make something else of its strings.
+        ValueError: NumPy would make something else of its strings, or of whole numbers.
     """
     # Tensors of other libraries are taken without a copy.
     made: NDArray[Any] = np.asarray(value)
+    if made.dtype == np.float64 and isinstance(value, (list, tuple)):
+        _check_fractions(value, made)
     if made.dtype.kind not in "SU" or isinstance(value, np.ndarray):
         return made
     kind = bytes if made.dtype.kind == "S" else str
@@ -200,3 +202,15 @@ def exact_array(value: Any) -> NDArray[Any]:
                 "with map, such as np.frombuffer(value, np.uint8) of bytes"
             )
     return made
+
+
+def _check_fractions(value: Any, made: NDArray[Any]) -> None:
+    """Raise ValueError if whole numbers in a list are other ones as fractions."""
+    if not (np.abs(made) >= 2**53).any():
+        return
+    for one in np.asarray(value, object).flat:
+        if isinstance(one, (int, np.integer)) and int(float(one)) != int(one):
+            raise ValueError(
+                f"{one} beside others of which NumPy makes float64, which cannot hold it: make an "
+                "array of them with map"
+            )

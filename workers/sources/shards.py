@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,7 +69,9 @@ def webdataset(
     """
     paths = list_files(shards, "a tar shard")
     if keys is None:
-        keys = _first_keys(paths[0])
+        keys = next(filter(None, map(_first_keys, paths)), None)
+        if keys is None:
+            raise ConfigError(f"{paths[0]!r} holds no samples")
     elif isinstance(keys, str) or not keys or not all(
         isinstance(key, str) and "/" not in key for key in keys
     ):  # fmt: skip
@@ -168,6 +171,7 @@ def _check_end(file: BinaryIO, at: int, size: int) -> None:
 
 
 def _first_keys(path: str) -> list[str]:
+    """The keys of the first sample of a shard; none if it holds none."""
     try:
         with open(path, "rb") as file:
             keys = []
@@ -179,8 +183,6 @@ def _first_keys(path: str) -> list[str]:
         raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path!r}: {error}") from error
-    if not keys:
-        raise ConfigError(f"{path!r} holds no samples")
     return keys
 
 
@@ -332,8 +334,19 @@ def jsonl(
     return Source(FileRecords("jsonl", files, on_error, decodes=decode is not None), **options)
 
 
+_COMPRESSED = {
+    "gzip": rb"\x1f\x8b\x08", "zstd": rb"\x28\xb5\x2f\xfd", "bzip2": rb"BZh[1-9]1AY&SY",
+    "xz": rb"\xfd7zXZ\x00", "lz4": rb"\x04\x22\x4d\x18",
+}  # fmt: skip
+"""How compressed files begin, and no text does."""
+
+
 def scan_lines(file: BinaryIO, size: int) -> Iterator[Entry]:
     """The lines of a file that are not empty, without their ends."""
+    head = os.pread(file.fileno(), 10, 0)
+    for kind, magic in _COMPRESSED.items():
+        if re.match(magic, head):
+            raise ValueError(f"is compressed ({kind}), so that no line can be found: decompress it")
     at = number = 0
     for line in file:
         held = len(line.rstrip(b"\r\n"))

@@ -301,6 +301,11 @@ def test_lists_of_which_pyarrow_drops_no_nulls(outer: Any, inner: Any, tmp_path:
     seen: list[Any] = []
     arrow(tmp_path / "x.arrow").map(lambda row: seen.append(row["x"]) or 0)(call(0, 5))
     assert plain(seen) == plain(rows)
+    maps = [{"a": one}, None, {}, {"b": one, "c": None}]
+    write(tmp_path / "x.arrow", pa.table({"x": pa.array(maps, pa.map_(pa.string(), inner))}))
+    seen.clear()
+    arrow(tmp_path / "x.arrow").map(lambda row: seen.append(row["x"]) or 0)(call(0, 4))
+    assert plain(seen) == [None if one is None else plain([*one.items()]) for one in maps]
 
 
 def test_a_group_that_pyarrow_cannot_make_at_once_is_read_in_parts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -103,6 +104,21 @@ def test_a_string_that_an_array_cannot_hold_is_named() -> None:
             records([{"x": value}] * 2)(call(1, 1))
     with pytest.raises(RecordError, match="sample 0: column 'x' is no array: int beside str, of"):
         records([{"x": ["a", 1]}])(call(0, 1))
+
+
+whole = st.integers(-(2**63), 2**64 - 1) | st.sampled_from([2**53, 2**53 + 1, 2**60])
+
+
+@given(st.lists(whole | st.floats(allow_nan=False), min_size=1, max_size=3))
+@example([2**63, -1])
+@example([2**53 + 1, 0.5])
+def test_numbers_of_a_list_are_the_same_or_an_error(value: list[Any]) -> None:
+    try:
+        made = records([{"x": value}])(call(0, 1))
+    except RecordError as error:
+        assert re.search("which cannot hold it: make an array|holds Python objects", str(error))
+        return
+    assert made["x"][0].tolist() == value  # type: ignore[call-overload]
 
 
 errors = st.sampled_from([

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import json
 import logging
@@ -307,6 +308,21 @@ def test_broken_samples_are_named_or_skipped(tmp_path: Path) -> None:
     source = webdataset(shard, on_error="skip")
     assert [n for c in epoch_of(source, 2) for n in c["cls"].tolist()] == [0, 2, 5]
     assert source.skipped == 3
+
+
+def test_keys_are_those_of_the_first_sample(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [])
+    write_tar(tmp_path / "b.tar", numbered(0, 3))
+    assert len(webdataset(tmp_path / "*.tar")(call(0, 3))) == 3
+
+
+@pytest.mark.parametrize("module", ["gzip", "bz2", "lzma"])
+def test_compressed_lines_are_refused_as_such(module: str, tmp_path: Path) -> None:
+    data = importlib.import_module(module).compress(b'{"a": 1}\n' * 99)
+    (tmp_path / "x.jsonl").write_bytes(data)
+    told = r"x\.jsonl': is compressed \((gzip|bzip2|xz)\), so that no line can be found: decompress"
+    with pytest.raises(ConfigError, match=told):
+        jsonl(tmp_path / "x.jsonl")
 
 
 WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {

@@ -363,7 +363,9 @@ def _to_column(array: Any, name: str) -> ColumnArray:
     is_list = kind.startswith(("fixed_size_list<", *_LISTS, *_VIEWS))
     if array.null_count:
         valid = array.is_valid().to_numpy(zero_copy_only=False)
-        # Of some lists pyarrow cannot drop nulls.
+        # Of some lists and maps pyarrow cannot drop nulls.
+        if kind.startswith("map<"):
+            return Gaps(_of_maps(array, name), np.arange(len(array)), valid)
         there = _of_lists(array, name) if is_list else _to_column(array.drop_null(), name)
         return Gaps(there, np.cumsum(valid) - 1, valid)
     if is_list:
@@ -387,6 +389,7 @@ def _to_column(array: Any, name: str) -> ColumnArray:
 
 
 def _of_maps(array: Any, name: str) -> ColumnArray:
+    """The maps, nulls included."""
     offsets = array.offsets.to_numpy(zero_copy_only=False)
     first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
     keys, items = (_to_column(part.slice(first, size), name) for part in (array.keys, array.items))
