@@ -349,29 +349,16 @@ def _is_object(kind: Any) -> bool:
 
 
 def _to_column(array: Any, name: str) -> ColumnArray:
+    array = _decoded(array)
     kind = str(array.type)
-    if kind.startswith("dictionary<"):
-        return _to_column(array.dictionary_decode(), name)
-    if kind.startswith("run_end_encoded<"):
-        return _to_column(load("pyarrow.compute", "arrow").run_end_decode(array), name)
     if kind.startswith("extension<"):
         return _of_extension(array, name)
-    if kind in _WIDE:
-        return _to_column(array.cast(_WIDE[kind]), name)
     if _is_object(array.type):
         return Values(array)
-    is_list = kind.startswith(("fixed_size_list<", *_LISTS, *_VIEWS))
+    if kind.startswith(("map<", "fixed_size_list<", *_LISTS, *_VIEWS)):
+        return _of_nested(array, name)
     if array.null_count:
-        valid = array.is_valid().to_numpy(zero_copy_only=False)
-        # Of some lists and maps pyarrow cannot drop nulls.
-        if kind.startswith("map<"):
-            return Gaps(_of_maps(array, name), np.arange(len(array)), valid)
-        there = _of_lists(array, name) if is_list else _to_column(array.drop_null(), name)
-        return Gaps(there, np.cumsum(valid) - 1, valid)
-    if is_list:
-        return _of_lists(array, name)
-    if kind.startswith("map<"):
-        return _of_maps(array, name)
+        return Gaps(_to_column(array.drop_null(), name), *_places(array))
     if kind in _TEXTS:
         return _text(array, _TEXTS[kind])
     if kind.startswith("fixed_size_binary"):
@@ -386,6 +373,33 @@ def _to_column(array: Any, name: str) -> ColumnArray:
     made.flags.writeable = False
     values: NDArray[Any] = made
     return values
+
+
+def _decoded(array: Any) -> Any:
+    """An array that holds each value at its place."""
+    kind = str(array.type)
+    if kind.startswith("dictionary<"):
+        return _decoded(array.dictionary_decode())
+    if kind.startswith("run_end_encoded<"):
+        return _decoded(load("pyarrow.compute", "arrow").run_end_decode(array))
+    return array.cast(_WIDE[kind]) if kind in _WIDE else array
+
+
+def _places(array: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Of each row its number among those that are not null, and whether it is not."""
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    return np.cumsum(valid) - 1, valid
+
+
+def _of_nested(array: Any, name: str) -> ColumnArray:
+    # Of some of these pyarrow cannot drop nulls.
+    if not str(array.type).startswith("map<"):
+        lists = _of_lists(array, name)
+        return Gaps(lists, *_places(array)) if array.null_count else lists
+    maps = _of_maps(array, name)
+    if not array.null_count:
+        return maps
+    return Gaps(maps, np.arange(len(array)), _places(array)[1])
 
 
 def _of_maps(array: Any, name: str) -> ColumnArray:

@@ -49,8 +49,13 @@ def _map_in(data: bytes, number: int) -> Iterator[tuple[str, bytes]]:
     for inner in _inside(data, number):
         for entry in _inside(inner, _FEATURE):
             # Fields that are not written are empty. Messages that come again are one, joined.
-            keys, values = _inside(entry, _KEY), _inside(entry, _VALUE)
-            yield (keys[-1] if keys else b"").decode(), b"".join(values)
+            key = value = b""
+            for field, kind, start, stop in fields(entry):
+                if kind == BYTES and field == _KEY:
+                    key = entry[start:stop]
+                elif kind == BYTES and field == _VALUE:
+                    value = value + entry[start:stop] if value else entry[start:stop]
+            yield key.decode(), value
 
 
 def _inside(data: bytes, number: int) -> list[bytes]:
@@ -62,7 +67,8 @@ def _feature(data: bytes) -> Any:
     for number, kind, start, stop in fields(data):
         if kind == BYTES and number in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
             # One of three: another one replaces it, and the same one is joined to it.
-            values = (values if number == last else b"") + data[start:stop]
+            part = data[start:stop]
+            values = values + part if number == last else part
             last = number
     if last == _BYTES_LIST:
         strings = _inside(values, _VALUES)
