@@ -326,6 +326,22 @@ def test_a_group_that_pyarrow_cannot_make_at_once_is_read_in_parts(
     assert numbers.tolist() == [*range(200)]
 
 
+def test_maps_are_no_arrays(tmp_path: Path) -> None:
+    kind = pa.map_(pa.int8(), pa.float32())
+    rows = {
+        "x": pa.array([[(1, 0.5)], [(2, 1.5)]], kind),
+        "y": pa.array([[[(1, 2)]]] * 2, pa.list_(kind)),
+    }
+    for name, column in rows.items():
+        write(tmp_path / "x.parquet", pa.table({name: column}))
+        source = parquet(tmp_path / "x.parquet")
+        for one in (source, source.filter(lambda row: True), source.pad(1)):
+            with pytest.raises(
+                RecordError, match=rf"column '{name}' is no array: a map has no array"
+            ):
+                one(call(0, 2))
+
+
 def test_what_has_no_array_needs_a_map(tmp_path: Path) -> None:
     chats = [[{"role": "user", "n": i}] * i for i in range(3)]
     pq.write_table(pa.table({"chat": chats}), tmp_path / "x.parquet")

@@ -31,7 +31,8 @@ class Ragged:
         if isinstance(self.values, Gaps):
             return self.values.part(start, stop)
         if not isinstance(self.values, np.ndarray):
-            return [self.values[i] for i in range(start, stop)]
+            rows = [self.values[i] for i in range(start, stop)]
+            return MapItems(rows) if isinstance(self.values, Pairs) else rows
         values = self.values[start:stop]
         if not self.text:
             return values
@@ -40,6 +41,14 @@ class Ragged:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + self.offsets.nbytes
+
+
+class MapItems(list[Any]):
+    """Keys and values of a map, as a list that NumPy makes no array of: it would give both one
+    dtype."""
+
+    def __array__(self, *arguments: Any, **options: Any) -> NDArray[Any]:
+        raise ValueError("a map has no array: make arrays of its keys and values with map")
 
 
 @dataclass(frozen=True, slots=True)
