@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle  # noqa: TID251  (a source may be sent to other processes)
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,20 @@ def test_columns_are_the_same_whatever_lies_beside_them(data: Any, nulls: bool) 
     assert not any(items[i][name] is None for i in chosen for name in names)
     for name, column in columns.items():
         assert column.dtype == DTYPES.get(name, column.dtype) or not column.size, name
+
+
+def test_numbers_beside_an_image_in_a_struct_have_their_dtypes() -> None:
+    import datasets
+
+    feature, _ = kinds()["picture"]
+    row = {"picture": {"image": {"path": None, "bytes": png(1)}, "n": 5, "sizes": [1, 2]}}
+    whole = datasets.Dataset.from_list([row] * 2, features=datasets.Features({"picture": feature}))
+    for dataset in (whole, whole.add_column("other", [1, 2])):
+        source = pickle.loads(pickle.dumps(hf(dataset)))
+        columns = source(call(0, 2))
+        assert columns["picture.n"].dtype == np.int16
+        assert columns["picture.sizes"].dtype == np.int8
+        assert columns["picture.image"].shape == (2, 3, 2, 3)
 
 
 def test_nulls_of_what_the_library_makes_are_for_map() -> None:

@@ -140,13 +140,14 @@ def hf(dataset: Any, *, nulls: Any = "error", **options: Unpack[OrderOptions]) -
     decoded = [name for name, feature in dataset.features.items() if _is_decoded(feature)]
     plain = [name for name in dataset.column_names if name not in decoded]
     schema = dataset.data.table.select(plain).schema
-    if dataset.format["type"] is not None or not plain or not has_columns(schema):
+    has_format = dataset.format["type"] is not None
+    if has_format or not plain or not has_columns(schema):
         if told != Nulls():
             raise ConfigError(
                 "nulls is given, and the items of this dataset are read as the library makes them: "
                 "leave it out, and give None its value with map"
             )
-        return records(dataset, **options)
+        return records(dataset if has_format else _Decoded(dataset), **options)
     table = TableRecords("hf", HfTable(dataset, plain), Kept(TUNING.tables_kept), told)
     if not decoded:
         return Source(table, **options)
