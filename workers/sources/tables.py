@@ -28,7 +28,6 @@ from feeder.workers.sources.stores.arrow_columns import (
     has_columns,
     outermost,
     to_columns,
-    value_of,
 )
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.offsets import list_files, told_of_files
@@ -340,23 +339,30 @@ class TableRecords:
 
     def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
         """Rows as mappings by column."""
-        made: list[Any] = [None] * len(indices)
+        made: list[Any] = [{} for _ in range(len(indices))]
         for columns, chosen, places, is_all in self._groups_of(indices):
-            for i, place in zip(chosen.tolist(), places.tolist(), strict=True):
-                sample = {}
-                for name, column in columns.items():
-                    try:
-                        value = value_of(column, place)
-                    except ValueError as error:
-                        where = self.name(int(indices[i]))
-                        raise RecordError(f"{where}: column {name!r}: {error}") from error
-                    if not is_all and isinstance(value, np.ndarray):
-                        # A view would keep its whole group.
-                        value = value.copy()
-                        value.flags.writeable = False
-                    sample[name] = value
-                made[i] = sample
+            rows, numbers = places.tolist(), chosen.tolist()
+            for name, column in columns.items():
+                values = self._values(column, rows, indices[chosen], name)
+                # A view would keep its whole group.
+                for i, value in zip(numbers, values if is_all else map(_copy, values), strict=True):
+                    made[i][name] = value
         return made
+
+    def _values(
+        self, column: ColumnArray, rows: list[int], indices: NDArray[np.int64], name: str
+    ) -> list[Any]:
+        values: list[Any] = []
+        try:
+            if isinstance(column, np.ndarray):
+                # With the ellipsis a number stays an array, with its dtype.
+                return [column[row, ...] for row in rows]
+            for row in rows:
+                values.append(column[row])
+        except ValueError as error:
+            where = self.name(int(indices[len(values)]))
+            raise RecordError(f"{where}: column {name!r}: {error}") from error
+        return values
 
     def describe(self) -> dict[str, Any]:
         """The columns, and of each file what tells it from another."""
@@ -364,6 +370,13 @@ class TableRecords:
         pairs = zip(names, self._tables.schema, strict=True)
         fields = [f"{name}: {field.type}" for name, field in pairs]
         return {"columns": fields, **self._nulls.describe(), **self._tables.describe()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        value.flags.writeable = False
+    return value
 
 
 class _Files:
