@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, SampleInfo, arrays, pack, records, samples
+from feeder.workers.sources.stores import reading
 from feeder.workers.stream.copying import is_sole_owner
+from feeder.workers.tuning import TUNING
 
 
 def test_what_a_function_is_told() -> None:
@@ -184,6 +186,27 @@ def test_an_error_that_passes_is_no_defect(
     failing.clear()
     wanted = np.concatenate([c[1] for c in epoch_of(make("raise"), 4)])
     assert draws.tolist() == np.delete(wanted, [*lost]).tolist()
+
+
+def test_records_that_are_left_out_are_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "TUNING", TUNING.replace(skips_logged=3))
+
+    def read(record: int) -> int:
+        if record % 2:
+            raise (
+                FileNotFoundError(errno.ENOENT, "No such file") if record == 1 else ValueError("x")
+            )
+        return record
+
+    source = records(range(12)).map(read, on_error="skip")
+    assert [n for (c,) in epoch_of(source, 5) for n in c.tolist()] == [0, 2, 4, 6, 8, 10]
+    assert [record.message for record in caplog.records] == [
+        "left out sample 1: No such file", "left out sample 3: x", "left out sample 5: x",
+        "more records that are left out are counted alone: source.skipped",
+    ]  # fmt: skip
+    assert source.skipped == 6
 
 
 def test_an_error_that_passes_is_for_the_feed_if_no_record_is_left_out() -> None:

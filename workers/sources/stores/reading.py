@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, TypeVar, get_args
@@ -18,6 +19,8 @@ from feeder.workers.stream.chunks import hint_of_strings
 from feeder.workers.stream.copying import DROP_GIL_BYTES, copy_rows
 from feeder.workers.stream.memory import POOL
 from feeder.workers.tuning import TUNING
+
+logger = logging.getLogger("feeder")
 
 Columns: TypeAlias = "tuple[NDArray[Any], ...] | Mapping[str, NDArray[Any]]"
 OnError = Literal["raise", "skip"]
@@ -125,16 +128,21 @@ class Faults:
 
     def report(self, name: str, error: Exception) -> None:
         """A record is defective."""
+        reason = (isinstance(error, OSError) and error.strerror) or error
         if not self.may_skip:
-            reason = isinstance(error, OSError) and error.strerror
-            raise RecordError(f"{name}: {reason or error}") from error
-        self.count(1)
+            raise RecordError(f"{name}: {reason}") from error
+        number = self.count(1)
+        if number <= TUNING.skips_logged:
+            logger.warning("left out %s: %s", name, reason)
+        if number == TUNING.skips_logged:
+            logger.warning("more records that are left out are counted alone: source.skipped")
 
-    def count(self, num: int) -> None:
-        """So many reads were left out."""
+    def count(self, num: int) -> int:
+        """So many reads were left out; how many there were by then."""
         # `+=` is not one operation, and several fetchers skip at once.
         with self._lock:
             self.skipped += num
+            return self.skipped
 
 
 def empty_for(call: Call | None, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
