@@ -311,7 +311,7 @@ def jsonl(
     """Lines of text files, JSON by default; `map` makes columns of what a line holds.
 
     Any line is read at once, by an index of each file that is made once. Empty lines are no
-    records.
+    records, nor are lines of blanks if lines are JSON.
 
     Args:
         paths: A path, several, or a pattern such as "texts/*.jsonl". Files are not compressed.
@@ -328,7 +328,8 @@ def jsonl(
     if decode is not None and not callable(decode):
         raise ConfigError(f"decode is {decode!r}, expected a function of bytes")
     listed = list_files(paths, "a file of lines")
-    files = IndexedFiles(listed, scan_lines, partial(_decode_one, decode or json.loads), index)
+    scan = scan_json if decode is None else scan_lines
+    files = IndexedFiles(listed, scan, partial(_decode_one, decode or json.loads), index)
     if not len(files):
         raise ConfigError(f"{listed[0]!r} holds no lines")
     return Source(FileRecords("jsonl", files, on_error, decodes=decode is not None), **options)
@@ -343,6 +344,15 @@ _COMPRESSED = {
 
 def scan_lines(file: BinaryIO, size: int) -> Iterator[Entry]:
     """The lines of a file that are not empty, without their ends."""
+    return _lines(file, b"\r\n")
+
+
+def scan_json(file: BinaryIO, size: int) -> Iterator[Entry]:
+    """The lines of a file that hold more than JSON's blanks."""
+    return _lines(file, b" \t\r\n")
+
+
+def _lines(file: BinaryIO, blanks: bytes) -> Iterator[Entry]:
     head = os.pread(file.fileno(), 10, 0)
     for kind, magic in _COMPRESSED.items():
         if re.match(magic, head):
@@ -350,7 +360,7 @@ def scan_lines(file: BinaryIO, size: int) -> Iterator[Entry]:
     at = number = 0
     for line in file:
         held = len(line.rstrip(b"\r\n"))
-        if held:
+        if line[0] not in blanks or line.strip(blanks):
             yield number, b"", at, held
             number += 1
         at += len(line)

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
@@ -308,6 +310,18 @@ def test_broken_samples_are_named_or_skipped(tmp_path: Path) -> None:
     source = webdataset(shard, on_error="skip")
     assert [n for c in epoch_of(source, 2) for n in c["cls"].tolist()] == [0, 2, 5]
     assert source.skipped == 3
+
+
+@given(st.lists(st.sampled_from(["", " ", "\t ", "1", " 2", "3 \t"]), max_size=9), st.booleans())
+def test_lines_of_blanks_are_no_json(tmp_path_factory: Any, lines: list[str], ends: bool) -> None:
+    path = tmp_path_factory.getbasetemp() / "blanks.jsonl"
+    text = "\n".join(["0", *lines]) + "\n" * ends
+    path.write_text(text)
+    (rows,) = jsonl(path)(call(0, 99))
+    assert rows.tolist() == [json.loads(line) for line in text.split("\n") if line.strip()]
+    # As text they are lines.
+    (rows,) = jsonl(path, len)(call(0, 99))
+    assert rows.tolist() == [len(line) for line in text.split("\n") if line]
 
 
 def test_keys_are_those_of_the_first_sample(tmp_path: Path) -> None:
