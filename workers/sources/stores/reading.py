@@ -133,7 +133,8 @@ class Faults:
             raise RecordError(f"{name}: {reason}") from error
         number = self.count(1)
         if number <= TUNING.skips_logged:
-            logger.warning("left out %s: %s", name, reason)
+            # As text: a log may keep what it is given, and an error keeps what raised it.
+            logger.warning("left out %s: %s", name, str(reason))
         if number == TUNING.skips_logged:
             logger.warning("more records that are left out are counted alone: source.skipped")
 
