@@ -364,7 +364,7 @@ class Order:
         `was_pulled`: whether batches were pulled before the first one was given, as for workers."""
         self._iterator = iterator
         if self._resumed is None:
-            if self._loaded and self.begun.is_after_end:
+            if self._loaded and self._states and self.begun.is_after_end:
                 self._iterator = self._unspent(iterator)
             return
         begun, pulled = self._resumed
