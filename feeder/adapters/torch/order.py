@@ -103,8 +103,7 @@ def own_generators(loader: Any) -> list[Any]:
     found: dict[int, Any] = {}
     shared = {id(generator) for generator in _PROCESS.values()}
     for part in (loader, *samplers_of(loader)):
-        # What a data set draws is no order.
-        for value in () if isinstance(part, Dataset) else _held(part):
+        for value in _held(part):
             if isinstance(value, _GENERATORS) and id(value) not in shared:
                 found.setdefault(id(value), value)
     return list(found.values())
@@ -112,7 +111,7 @@ def own_generators(loader: Any) -> list[Any]:
 
 def samplers_of(loader: Any) -> list[Any]:
     """The samplers of a loader, and those in them, also if a data set of a sampler's own lies in
-    between."""
+    between: what that draws or says is no order."""
     found: list[Any] = []
     waiting = [(loader.batch_sampler, 0), (loader.sampler, 0)]
     while waiting:
@@ -126,7 +125,7 @@ def samplers_of(loader: Any) -> list[Any]:
             is_order = not is_data and hasattr(value, "__iter__") and hasattr(value, "__dict__")
             if is_order or isinstance(value, (Sampler, Dataset)):
                 waiting.append((value, depth + 1))
-    return found
+    return [part for part in found if not isinstance(part, Dataset)]
 
 
 def _held(part: Any) -> Iterator[Any]:
