@@ -125,8 +125,11 @@ class _Loop(theirs._BaseDataLoaderIter):
         self._at, self._is_read = mark, True
         loader = self._loader()
         if loader is not None and loader._newest is self._token:
-            order, loader._mark = self._order, mark
-            loader._reached = (0, False) if order is None else (order.num, order.has_ended)
+            order = self._order
+            # PyTorch's `__setattr__` of a loader takes longer than all else here.
+            vars(loader).update(
+                _mark=mark, _reached=(0, False) if order is None else (order.num, order.has_ended)
+            )
 
     def leave_to(self) -> None:
         """A state was loaded into the loader while this loop is there."""

@@ -506,7 +506,12 @@ class Order:
     @property
     def pulled(self) -> Pulled:
         """Where it stands."""
-        given = tuple(sorted(number for number in self._given if number >= self.num))
+        # Asked with each batch, and nearly always empty.
+        given: tuple[int, ...] = ()
+        if self._given:
+            given = tuple(sorted(number for number in self._given if number >= self.num))
+        if self._stateful is None:
+            return Pulled(self.num, self._digest.intdigest(), None, False, given)
         # Of one batch nobody knows whether the next one would change what is said.
         is_place = self._is_place and (self.num > 1 or self._is_last or not self._watches)
         state = self._said if is_place else None
