@@ -217,7 +217,9 @@ class Writing:
 @pytest.mark.parametrize("depth", (1, 4, 0))
 def test_calls_write_to_pinned_memory(machine: Machine, depth: int) -> None:
     fetch = Writing(60)
-    settings: Any = {"devices": ("cuda:0",), "rows_per_call": ROWS, "depth": depth}
+    settings: Any = {
+        "devices": ("cuda:0",), "rows_per_call": ROWS, "depth": depth, "max_buffered_batches": 4
+    }  # fmt: skip
     with make(fetch, **settings) as coordinator:
         feed = coordinator["train"]
         assert ids([next(feed) for _ in range(50)]) == list(range(50 * ROWS))
@@ -241,7 +243,9 @@ def test_what_a_call_has_kept_does_not_change(machine: Machine) -> None:
 
 def test_a_function_that_keeps_all_pinned_memory_is_told(machine: Machine) -> None:
     fetch = Writing(60, num_kept=60)
-    settings: Any = {"devices": ("cuda:0",), "rows_per_call": ROWS, "depth": 1}
+    settings: Any = {
+        "devices": ("cuda:0",), "rows_per_call": ROWS, "depth": 1, "max_buffered_batches": 4
+    }  # fmt: skip
     told = pytest.raises(feeder.FetchError, match=r"keeps what call\.out or call\.empty gave it")
     with make(fetch, **settings) as coordinator, told:
         list(coordinator["train"])
