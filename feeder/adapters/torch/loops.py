@@ -331,6 +331,9 @@ class WorkerLoop(_Loop):
         return Mark(epoch, num, step, seed=seed, readers=readers, is_kept=seed is not None)
 
     def _start(self, loader: Any, at: Mark, make: Callable[[Any], None]) -> None:
+        if self._is_iterable and loader._resumed is not None and self._team is not None:
+            # What an iterable has counted in a worker cannot be taken back there.
+            self._team.close()
         is_new = self._team is None or self._team.is_closed
         self._is_kept = self._persistent and at.is_kept
         # PyTorch iterates over the sampler when a loop begins. To begin workers, it does so twice
