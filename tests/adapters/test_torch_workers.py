@@ -433,6 +433,23 @@ def test_a_sampler_that_gives_other_samples_is_an_error() -> None:
         iter(again)
 
 
+def test_what_a_sampler_has_beside_its_order_is_left_alone() -> None:
+    class Scored(tud.WeightedRandomSampler):
+        def __init__(self) -> None:
+            super().__init__([1.0] * 24, 24)
+            self.model, self.kind = torch.nn.Sequential(torch.nn.Linear(1, 1)), tud.DataLoader
+
+    loader = DataLoader(ROWS, 4, sampler=Scored())
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state["samplers"] == []
+    with torch.no_grad():
+        loader.sampler.model[0].weight.fill_(7)
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 5
+    assert loader.sampler.model[0].weight.item() == 7
+
+
 def test_what_is_feeders_own_gives_a_feed_loader() -> None:
     source = feeder.sources.arrays(np.arange(8))
     assert isinstance(DataLoader(source, batch_size=4), FeedLoader)

@@ -122,10 +122,17 @@ def samplers_of(loader: Any) -> list[Any]:
         found.append(part)
         is_data = isinstance(part, Dataset)
         for value in _held(part):
-            is_order = not is_data and hasattr(value, "__iter__") and hasattr(value, "__dict__")
-            if is_order or isinstance(value, (Sampler, Dataset)):
+            if isinstance(value, (Sampler, Dataset)) or (not is_data and _may_be_order(value)):
                 waiting.append((value, depth + 1))
     return [part for part in found if not isinstance(part, Dataset)]
+
+
+def _may_be_order(value: Any) -> bool:
+    """Whether it may be a sampler that is not PyTorch's class: not an array, nor a model or a
+    loader, whose state is its owner's."""
+    is_other = isinstance(value, (type, torch.nn.Module, torch.utils.data.DataLoader))
+    is_array = hasattr(value, "shape")
+    return hasattr(value, "__iter__") and hasattr(value, "__dict__") and not (is_other or is_array)
 
 
 def _held(part: Any) -> Iterator[Any]:
