@@ -51,7 +51,7 @@ def _telling(save: Callable[..., Any]) -> Callable[..., Any]:
             is_kept = isinstance(loader, _Base) or id(loader) in kept
             if loader._is_in_loop and not is_kept:
                 warnings.warn(
-                    f"save_state saves no place of a {type(loader).__name__} that is being read: "
+                    f"a {type(loader).__name__} is being read, and save_state does not save where: "
                     "give a DataLoader to prepare() and read what comes back, and a FeedLoader to "
                     "register_for_checkpointing(), unless its state_dict() is saved elsewhere",
                     stacklevel=2,

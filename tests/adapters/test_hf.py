@@ -131,7 +131,7 @@ def test_a_loop_that_accelerate_does_not_save_is_told(tmp_path: Path, cls: Any) 
         next(iter(other))
         accelerator.save_state(str(tmp_path))
     next(iter(loader))
-    with pytest.warns(UserWarning, match=f"no place of a {cls.__name__} that is being read"):
+    with pytest.warns(UserWarning, match=f"a {cls.__name__} is being read, and save_state does"):
         accelerator.save_state(str(tmp_path))
     accelerator.register_for_checkpointing(loader)
     with warnings.catch_warnings():

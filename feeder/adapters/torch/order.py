@@ -539,9 +539,9 @@ class Order:
 def _other_samples() -> ResumeError:
     return ResumeError(
         "the sampler gives other samples than before the state was taken: give it a generator "
-        "attribute, or state_dict() and load_state_dict(state). A state is one of the rank whose "
-        "sampler it was; and of a sampler that draws from PyTorch's, NumPy's or Python's own "
-        "generators it is one with as many workers"
+        "attribute, or state_dict() and load_state_dict(state). A state fits only the rank that it "
+        "was taken on; if the sampler draws from global generators of PyTorch, NumPy or Python, it "
+        "fits only the same number of workers"
     )
 
 
