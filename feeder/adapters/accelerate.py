@@ -27,7 +27,8 @@ from accelerate.data_loader import (
 
 from feeder.adapters.torch import DataLoader, trainers
 from feeder.adapters.torch.callers import READ
-from feeder.adapters.torch.order import as_it_was, samplers_of
+from feeder.adapters.torch.generators import as_it_was
+from feeder.adapters.torch.samplers import samplers_of
 from feeder.errors import ConfigError
 
 

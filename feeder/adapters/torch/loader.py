@@ -19,20 +19,18 @@ from feeder.adapters.streams import FEEDS, Connection
 from feeder.adapters.torch import place
 from feeder.adapters.torch.callers import note_reader, tell_copier, tell_saver
 from feeder.adapters.torch.feed_loader import STATES, FeedLoader
+from feeder.adapters.torch.generators import generator_state, set_states
 from feeder.adapters.torch.loops import LocalLoop, WorkerLoop
-from feeder.adapters.torch.order import (
-    Begun,
-    Now,
+from feeder.adapters.torch.order import Begun, Now
+from feeder.adapters.torch.place import Mark, Stand
+from feeder.adapters.torch.samplers import (
     dealt_sampler,
-    generator_state,
     is_stateful,
     load_states,
     own_generators,
-    set_states,
     stateful_samplers,
     states_of,
 )
-from feeder.adapters.torch.place import Mark
 from feeder.adapters.torch.shuffle import SeededSampler
 from feeder.adapters.torch.stateful import DatasetState
 from feeder.errors import ConfigError, ResumeError
@@ -112,15 +110,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
     def begin_states(self) -> None:
         """Stand before the first loop."""
-        self._mark = Mark()
-        # The loop whose place a state is: the one that was begun last; a weak reference.
+        self._stand = Stand(Mark())
+        # The loop that was begun last, if no state was loaded since; a weak reference.
         self._newest: Any = None
-        # How many batches of indices that one has pulled, and whether these were all.
-        self._reached = (0, False)
         # Loaded, and not yet gone on from.
         self._resumed: Mark | None = None
-        # What was loaded into the samplers since they were iterated over; perhaps of a loop's end.
-        self._loaded = set[str]()
+        # Whether the samplers were told states and not iterated over since; perhaps of their end.
+        self._is_loaded = False
         # Of a data set that is read here, and not by workers.
         self._dataset_state = self._make_dataset_state()
 
@@ -163,7 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     @property
     def _is_in_loop(self) -> bool:
         """Whether an epoch is begun, and not given whole."""
-        return self._mark.begun is not None
+        return self._stand.mark.begun is not None
 
     def _get_iterator(self) -> Any:
         return WorkerLoop(self) if self.num_workers else LocalLoop(self)
@@ -172,22 +168,23 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def epoch(self) -> int:
         """The epoch that is being looped over, or that the next loop gives; from 0. Each loop is
         one, also one that was left early."""
-        return (self._resumed or self._mark).epoch
+        return (self._resumed or self._stand.mark).epoch
 
     @property
     def step(self) -> int:
         """The batches that all loops have given since the start, before a resume too."""
-        return (self._resumed or self._mark).step
+        return (self._resumed or self._stand.mark).step
 
     def leave(self) -> None:
         """The loop that was begun last has been left: from now on a state is one of the next loop.
         For trainers that count batches, and so never ask for the end of a loop."""
-        last, iterator = self._resumed or self._mark, self.__dict__.get("_iterator")
+        last, iterator = self._resumed or self._stand.mark, self.__dict__.get("_iterator")
         if last.begun is not None:
             after = Mark if iterator is None else iterator.next_mark
-            self._mark = after(last.epoch + 1, 0, last.step)
+            last = after(last.epoch + 1, 0, last.step)
             if isinstance(self.sampler, SeededSampler):
                 self.sampler.leave()
+        self._stand = Stand(last)
         self._newest, self._resumed = None, None
 
     def close(self) -> None:
@@ -203,7 +200,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """The position after the batch that was given last, of numbers and texts, for a trainer's
         checkpoint. In a loop it is one in this epoch, after the loop one of the next epoch."""
         tell_saver(self)
-        mark = self._resumed or self._mark
+        mark = self._resumed or self._stand.mark
         is_begun = mark.begun is not None
         if not is_begun:
             own = tuple(map(generator_state, own_generators(self)))
@@ -213,9 +210,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 said = self._dataset_state.read(0) if is_map else self._dataset_state.between()
                 mark = mark._replace(readers=None if said is None else ((0, said, False),))
         elif self._resumed is None:
-            num, has_ended = self._reached
+            reach = self._stand.reach
             own = tuple(map(generator_state, own_generators(self)))
-            mark = mark._replace(now=Now(own, max(0, num - mark.pulled.num), has_ended))
+            ahead = max(0, reach.num - mark.pulled.num)
+            mark = mark._replace(now=Now(own, ahead, reach.has_ended))
             if mark.readers is not None and not self.num_workers:
                 # Nothing is read ahead: what it says now is what it said after that batch.
                 ((num, _, is_done),) = mark.readers
@@ -257,10 +255,11 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         try:
             mark = place.read(state_dict)
             if not state_dict["is_begun"]:
-                mark = self._stand(mark)
+                mark = self._go_between(mark)
         except (KeyError, TypeError, ValueError) as error:
             raise ResumeError(f"the state of the DataLoader is damaged: {error!r}") from error
         newest, self._newest, self._resumed = self._newest, None, mark
+        self._stand = Stand(self._stand.mark)
         if newest is not None and (loop := newest()) is not None:
             loop.leave_to()
         if mark.begun is not None and mark.begun.dealt is not None:
@@ -269,12 +268,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             if sampler is not None:
                 sampler.set_epoch(mark.begun.dealt[0])
 
-    def _stand(self, mark: Mark) -> Mark:
+    def _go_between(self, mark: Mark) -> Mark:
         """Between two loops: all that a loop begins with is put where it was."""
         assert mark.begun is not None
         set_states(own_generators(self), mark.begun.own)
         load_states(stateful_samplers(self), mark.begun.states)
-        self._loaded.add("between loops")
+        self._is_loaded = True
         if mark.readers is not None and self._dataset_kind == theirs._DatasetKind.Map:
             self._dataset_state.load(mark.readers[0][1])
             mark = mark._replace(readers=None)

@@ -26,19 +26,15 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from feeder.adapters.torch import child, transport
 from feeder.adapters.torch.child import Gave, Job, Read
 from feeder.adapters.torch.feed_loader import STATES
-from feeder.adapters.torch.order import (
-    START,
-    Begun,
-    Order,
-    Pulled,
+from feeder.adapters.torch.generators import (
     as_it_was,
-    dealt_sampler,
     generator_state,
-    own_generators,
     process_states,
     set_states,
 )
-from feeder.adapters.torch.place import Mark
+from feeder.adapters.torch.order import START, Begun, Order, Pulled
+from feeder.adapters.torch.place import Mark, Stand
+from feeder.adapters.torch.samplers import dealt_sampler, own_generators
 from feeder.adapters.torch.stateful import DatasetState, has_shrunk
 from feeder.adapters.torch.workers import Team, TimedOut, Worker
 from feeder.errors import ReplayWarning, looped_again
@@ -53,14 +49,13 @@ class _Loop(theirs._BaseDataLoaderIter):
         # Neither keeps the other, but for a loader whose workers persist: workers end when their
         # user drops what they belong to.
         self._loader = weakref.ref(loader)
-        self._token = weakref.ref(self)
         self._batch_size = loader.batch_size or 1
         self._begin(loader, super().__init__)
 
     def _begin(self, loader: Any, make: Callable[[Any], None]) -> None:
         """Begin a loop: `make` is what PyTorch does then."""
         resumed = loader._resumed
-        last = loader._mark
+        last = loader._stand.mark
         if resumed is not None:
             at = resumed
         elif last.begun is not None:
@@ -90,9 +85,11 @@ class _Loop(theirs._BaseDataLoaderIter):
         if at.now is not None and self._is_iterable:
             set_states(own_generators(loader), at.now.own)
         # Not before: what has failed has not begun.
-        loader._resumed, loader._newest = None, self._token
-        self._note(self._first(at)._replace(begun=self._begun, pulled=self._pulled_first))
-        self._is_read = False
+        loader._resumed, loader._newest = None, weakref.ref(self)
+        first = self._first(at)._replace(begun=self._begun, pulled=self._pulled_first)
+        reach = None if self._order is None else self._order.reach
+        self._stand = loader._stand = Stand(first, reach)
+        self._at = self._at_first = first
 
     def _prepare(self, loader: Any, at: Mark) -> None:
         """Load what is to be loaded before the loop begins."""
@@ -120,17 +117,6 @@ class _Loop(theirs._BaseDataLoaderIter):
             self._sampler_iter: Any = self._order
             self._pulled_first = self._order.pulled
 
-    def _note(self, mark: Mark) -> None:
-        """This loop stands there, and with it the loader, if no other loop was begun since."""
-        self._at, self._is_read = mark, True
-        loader = self._loader()
-        if loader is not None and loader._newest is self._token:
-            order = self._order
-            # PyTorch's `__setattr__` of a loader takes longer than all else here.
-            vars(loader).update(
-                _mark=mark, _reached=(0, False) if order is None else (order.num, order.has_ended)
-            )
-
     def leave_to(self) -> None:
         """A state was loaded into the loader while this loop is there."""
         # Not looked at with each batch.
@@ -140,7 +126,7 @@ class _Loop(theirs._BaseDataLoaderIter):
         del self._next_data
         loader = self._loader()
         if loader is not None and loader._resumed is not None:
-            if not self._is_read:
+            if self._at is self._at_first:
                 # One who makes the iterator with the loader has loaded the state into both.
                 self._leave()
                 type(self).__init__(self, loader)
@@ -158,7 +144,7 @@ class _Loop(theirs._BaseDataLoaderIter):
     def _end(self) -> None:
         """The loop is over, and its user is told."""
         if self._at.begun is not None:
-            self._note(self.next_mark(self._at.epoch + 1, 0, self._at.step))
+            self._stand.mark = self.next_mark(self._at.epoch + 1, 0, self._at.step)
 
     def next_mark(self, epoch: int, num: int, step: int) -> Mark:
         """The place of the next loop, before it begins."""
@@ -251,7 +237,7 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
             raise
         if self._pin_memory:
             data = pin_memory(data, self._pin_memory_device)
-        self._note(self._after())
+        self._at = self._stand.mark = self._after()
         return data
 
     def _after(self) -> Mark:
@@ -274,13 +260,12 @@ class _Samples(_MapDatasetFetcher):
         dataset = self.dataset
         if not self.auto_collation or getattr(dataset, "__getitems__", None):
             return super().fetch(indices)
-        samples = []
-        for index in indices:
-            try:
-                samples.append(dataset[index])
-            except Exception as error:
-                error.add_note(f"while reading sample {index!r}")
-                raise
+        index = None
+        try:
+            samples = [dataset[index := each] for each in indices]
+        except Exception as error:
+            error.add_note(f"while reading sample {index!r}")
+            raise
         return self.collate_fn(samples)
 
 
@@ -506,7 +491,7 @@ class WorkerLoop(_Loop):
                 raise
         if answer.kind == child.ERROR:
             raise data
-        self._note(self._at)
+        self._stand.mark = self._at
         return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from typing import Any, NamedTuple
 
 from feeder.adapters.torch.feed_loader import STATES
-from feeder.adapters.torch.order import START, Begun, Now, Pulled
+from feeder.adapters.torch.order import START, Begun, Now, Pulled, Reach
 
 Reader = tuple[int, bytes | None, bool]
 """Where the iterable of a worker stands: the batches that it has given, its state after them, and
@@ -34,6 +34,17 @@ class Mark(NamedTuple):
     seed for them."""
     now: Now | None = None
     """In a loop: what was when this was told."""
+
+
+class Stand:
+    """Where a loader stands, as its newest loop writes it: the loop has it as long as it is read,
+    and the loader as long as no other loop is begun or state loaded."""
+
+    __slots__ = ("mark", "reach")
+
+    def __init__(self, mark: Mark, reach: Reach | None = None) -> None:
+        self.mark = mark
+        self.reach = Reach() if reach is None else reach
 
 
 def write(mark: Mark) -> dict[str, Any]:

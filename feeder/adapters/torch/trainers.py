@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from feeder.adapters.torch.feed_loader import FeedLoader
+from feeder.adapters.torch.generators import OF_PROCESS, generator_state, set_generator_state
 from feeder.adapters.torch.loader import DataLoader
-from feeder.adapters.torch.order import _PROCESS, generator_state, set_generator_state
 from feeder.errors import ResumeError
 
 LOADERS = (DataLoader, FeedLoader)
@@ -39,7 +39,7 @@ def load_state(loader: Any, said: dict[str, Any]) -> None:
 
 def _generators() -> dict[str, Any]:
     """Those of the process, by name."""
-    found = dict(_PROCESS)
+    found = dict(OF_PROCESS)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
     return found
