@@ -29,6 +29,7 @@ def test_a_program_runs_as_on_pytorchs_loader(program: Program) -> None:
 
 # JAX says so of each fork once another test has imported it.
 @pytest.mark.filterwarnings("ignore:os.fork")
+@pytest.mark.timeout(300)
 @settings(max_examples=examples(160))
 @given(programs(3))
 def test_a_program_with_workers_runs_as_on_pytorchs_loader(program: Program) -> None:
