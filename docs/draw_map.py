@@ -25,7 +25,7 @@ MADE = [
     "workers/stream/assembler.py",
     "workers/stream/copying.py",
     "workers/stream/batch.py",
-    "workers/stream/batcher.py",
+    "workers/enqueuer.py",
 ]
 """The files from the fetch function to a batch, in this order."""
 

@@ -1,27 +1,27 @@
-"""One stream, wired together: fetchers, merge, assembler, batcher, and the threads they run in."""
+"""One stream, wired together: fetchers, merge, assembler, enqueuer, and the threads they run in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from feeder.workers.enqueuer import DeviceQueue, Enqueuer, RoundRobinRouter, run_enqueuer
 from feeder.workers.fetch.calls import add_cursor, begin_anew, make_calls, seek
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.fetch.executor import Execution
 from feeder.workers.fetch.fetcher import Fetcher
+from feeder.workers.fetch.resuming import Resume, StreamStart
 from feeder.workers.fetch.scheduler import BufferBudget, Scheduler
 from feeder.workers.fetch.threads import ThreadGroup, stack
 from feeder.workers.spec import CallNames, RunSpec, StreamSpec
 from feeder.workers.stats import ExecutorCounts, StreamStats, num_partitions
 from feeder.workers.stream.assembler import Assembler
-from feeder.workers.stream.batcher import Batcher, DeviceQueue, RoundRobinRouter, run_batcher
 from feeder.workers.stream.buffers import OpenSlots, Slots
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.memory import keep_freed_memory
 from feeder.workers.stream.merge import Merge
 from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
-from feeder.workers.stream.resuming import Resume, StreamStart
 from feeder.workers.stream.rounds import Dealing, Turns
 from feeder.workers.tuning import TUNING
 
@@ -93,7 +93,7 @@ class Pipeline:
             queues, self.channel, assembler, spec, run, made=self.stats.made, report=report,
             slots=slots,
         )  # fmt: skip
-        self._batcher = Batcher(
+        self._enqueuer = Enqueuer(
             spec, self.channel, self._make_merge(begin), assembler, self._router,
             begin, self._places,
         )  # fmt: skip
@@ -172,7 +172,7 @@ class Pipeline:
             self._threads.start(f"feeder {self._name} fetcher {i}", self._run_fetcher, i == 0)
         # The thread keeps the name that users know from logs, stacks and the status page.
         self._threads.start(
-            f"feeder {self._name} enqueuer", run_batcher, self._batcher, self._router
+            f"feeder {self._name} enqueuer", run_enqueuer, self._enqueuer, self._router
         )
 
     def _run_fetcher(self, is_first: bool) -> None:
@@ -187,7 +187,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Wake all threads, so that they end. The device queues are closed by their owner."""
-        # Only this: fetchers and the batcher wait in the channel, or find it closed when they come
+        # Only this: fetchers and the enqueuer wait in the channel, or find it closed when they come
         # back.
         self.channel.close()
         if self._execution is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
+from feeder.workers.errors import ResumeError
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.position import Partitions
 
@@ -98,6 +99,25 @@ class StreamSpec(NamedTuple):
     def call(self, epoch: int, index: int) -> Call:
         """A call of a pure fetch function."""
         return Call(index, epoch, self.worker_id(0, index), self.rows_asked, self.seed)
+
+    def not_repeatable(self, worker_id: int, call: int, what: str) -> ResumeError:
+        """The error of a fetch function that gives something else than it gave before."""
+        if self.seekable:
+            cure = (
+                "make it give these rows again after seek(worker_id, cursor), or make the feed "
+                "with repeatable=False, whose states hold them, too"
+            )
+        elif self.pure:
+            cure = "or make it repeat itself; a source needs the data that it had"
+        else:
+            cure = (
+                "give the function cursor(worker_id) and seek(worker_id, cursor), or make it "
+                "repeat itself"
+            )
+        return ResumeError(
+            f"fetch function is not deterministic: worker {worker_id}, call {call}: {what}; resume "
+            f"from a snapshot, which holds the rows left over, {cure}"
+        )
 
     def fingerprint(self) -> dict[str, Any]:
         """The declared fields that must be equal for a position to fit the stream."""

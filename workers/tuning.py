@@ -143,7 +143,7 @@ class Tuning:
     # 16,500/s, and come at 20,000/s; 32 MiB gave no more (2026-11-22).
 
     yield_bytes: int = 8 * _MIB
-    """Where more than this goes round, the batcher waits until the user has taken a group."""
+    """Where more than this goes round, the enqueuer waits until the user has taken a group."""
     # More leaves the caches on the way, and a copy into buffers that no cache holds takes up to
     # three times as long (2026-11-21).
 

@@ -22,7 +22,7 @@ _YIELD_S = 0.001
 
 
 class HostQueue:
-    """Batches on their way from the batcher to the user of one device, at most `capacity`.
+    """Batches on their way from the enqueuer to the user of one device, at most `capacity`.
 
     The thread that merges calls `put` and `finish`, the user's thread `get`, any thread `close`;
     the state is guarded by one lock. The user's thread may be interrupted, as by Ctrl-C: Python
@@ -48,13 +48,13 @@ class HostQueue:
         # The user waits for these while there is no batch.
         self._events: list[OneShotEvent] = []
         self._user_waits = self._user_waited = False
-        # The batcher waits here while there is no room.
+        # The enqueuer waits here while there is no room.
         self._drained = threading.Condition(self._lock)
-        self._batcher_waits = False
+        self._enqueuer_waits = False
         self.starved = Waits()
         """The user's waits for batches."""
         self.blocked = Stopwatch()
-        """The batcher's waits for room."""
+        """The enqueuer's waits for room."""
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -82,7 +82,7 @@ class HostQueue:
                 while len(self._batches) >= self.capacity:
                     self._raise_closed()
                     self._wake_user()
-                    self._batcher_waits = True
+                    self._enqueuer_waits = True
                     self.blocked.start(time.monotonic())
                     # Without a timeout: the user, or `close`, ends the wait.
                     self._drained.wait()
@@ -98,7 +98,7 @@ class HostQueue:
             # The user's thread was just woken, and needs the interpreter to take the batch. Else it
             # gets it milliseconds later, while slots leave the caches.
             if self._user_waited and self._batches and self._ending is None:
-                self._batcher_waits = True
+                self._enqueuer_waits = True
                 self._drained.wait(_YIELD_S)
 
     def finish(self, ending: LazyPosition | FeedError) -> None:
@@ -142,9 +142,9 @@ class HostQueue:
                 # One assignment, without a call: an interrupt comes before it or after it.
                 self.given, self._batches = self._batches, rest
             if self.given is not None:
-                if self._batcher_waits:
+                if self._enqueuer_waits:
                     self._drained.notify_all()  # as in `_wake_user`
-                    self._batcher_waits = False
+                    self._enqueuer_waits = False
                 return self.given
             if self._ending is None and event is not None:
                 self._events.append(event)

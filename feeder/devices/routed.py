@@ -126,8 +126,8 @@ class Devices:
             driver, describe_wait, depth=depth, hold=HOLD, lower=_LOWER, on_failure=slots.fail,
             look_s=look_s,
         )  # fmt: skip
-        # One watch: the batcher waits for a slot, and the user of another device asks the queue how
-        # long.
+        # One watch: the enqueuer waits for a slot, and the user of another device asks the queue
+        # how long.
         queue.blocked = slots.blocked
         self._pinned.append(slots)
         self._gpus.append(queue)
@@ -141,7 +141,7 @@ class Devices:
 
     def close(self) -> None:
         """Wake everything that waits, so that it ends."""
-        # Slots first: the batcher may be waiting for one, and would put what it makes into closed
+        # Slots first: the enqueuer may be waiting for one, and would put what it makes into closed
         # queues.
         stopped: FeedError = ClosedError("the feed is stopped")
         for slots in self._pinned:
@@ -150,7 +150,7 @@ class Devices:
             queue.close()
 
     def join(self, deadline_s: float) -> None:
-        """Wait for the copiers, after the batcher has ended; raises `StuckWorkerError`."""
+        """Wait for the copiers, after the enqueuer has ended; raises `StuckWorkerError`."""
         # One deadline for all of them together.
         end = time.monotonic() + deadline_s
         for gpu in self._gpus:

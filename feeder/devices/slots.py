@@ -23,7 +23,7 @@ from feeder.workers.stream.buffers import Kept, OpenSlot, Seen
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import HasColumns
 
-# Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the batcher
+# Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the enqueuer
 # hands over at once, and two more. Of two batches that a user lets go of while a third is being
 # made both come back.
 _KEEP_BYTES = 16 * 1024 * 1024

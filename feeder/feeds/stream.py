@@ -27,10 +27,10 @@ from feeder.observe.figures import (
 from feeder.observe.verdict import judge
 from feeder.state.positions import Positions
 from feeder.state.snapshot import Snapshot, StreamState
+from feeder.workers.fetch.resuming import Resume
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import LazyPosition
-from feeder.workers.stream.resuming import Resume
 
 # ---- Progress: how far the devices of one stream have come
 

@@ -54,7 +54,7 @@ class WorkerFigures(FiguresStruct, frozen=True, kw_only=True):
     computed_s: float = 0.0
     """Seconds of `fetch_s` in which its thread had a processor."""
     wait_s: float
-    """Seconds for which the batcher waited for just this worker."""
+    """Seconds for which the enqueuer waited for just this worker."""
     errors: int
     """Calls that raised, retried or not."""
     retries: int
@@ -188,9 +188,9 @@ class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
     idle_s: float
     """Seconds for which fetchers waited, added up over them."""
     chunks_wait_s: float
-    """Seconds for which the batcher waited for chunks."""
+    """Seconds for which the enqueuer waited for chunks."""
     room_wait_s: float
-    """Seconds for which the batcher waited for room."""
+    """Seconds for which the enqueuer waited for room."""
     buffered_rows: int
     """Rows between a call's return and the trainer (may fall)."""
     buffered_bytes: int
@@ -284,8 +284,8 @@ def build_feed_figures(
     executor: ExecutorCounts | None = None,
     progress: ProgressFigures | None = None,
 ) -> FeedFigures:
-    """The figures of one stream. `blocked_s`: the batcher's waits for slots and queues; `budget` is
-    None where nothing is buffered."""
+    """The figures of one stream. `blocked_s`: the enqueuer's waits for slots and queues; `budget`
+    is None where nothing is buffered."""
     # A stream that was not started is as old as now: every rate over its age is 0.
     started_at = now if condition.started_at is None else condition.started_at
     asked_at = started_at if condition.asked_at is None else condition.asked_at

@@ -15,7 +15,7 @@ class WorkerPart(NamedTuple):
     fetch_s: float
     """Seconds in the fetch function, a call under way included."""
     wait_s: float
-    """Seconds for which the batcher waited for just this worker."""
+    """Seconds for which the enqueuer waited for just this worker."""
     computed_s: float
     """Seconds of `fetch_s` in which its thread had a processor."""
 
@@ -121,17 +121,17 @@ class Interval:
 
     @property
     def chunks(self) -> float:
-        """The share of the time that the batcher waited for chunks."""
+        """The share of the time that the enqueuer waited for chunks."""
         return self._share(self._grown("chunks_wait_s"))
 
     @property
     def room(self) -> float:
-        """The share of the time that the batcher waited for room."""
+        """The share of the time that the enqueuer waited for room."""
         return self._share(self._grown("room_wait_s"))
 
     @property
     def busy(self) -> float:
-        """The share of the time that the batcher worked."""
+        """The share of the time that the enqueuer worked."""
         return max(0.0, 1.0 - self.chunks - self.room)
 
     @property

@@ -1,6 +1,6 @@
 """The verdict on a feed: what holds it up, and what to change. Pure rules over figures.
 
-The trainer's waits say whether anything is wrong; the batcher's two waits say on which side of it
+The trainer's waits say whether anything is wrong; the enqueuer's two waits say on which side of it
 the cause lies. Where it waits for chunks the fetch function is slow, where it waits for room the
 trainer is, or the way to it; where it does neither, it copies. This is how bounded queues are read
 in SPDL's optimisation guide too: find the first stage whose output is waited for and whose input
@@ -300,7 +300,7 @@ def _copy(interval: Interval) -> Verdict:
     chunks = f"chunks of {interval.chunk_rows:.3g} rows into batches of {interval.after.batch_size}"
     return Verdict(
         kind="copy-bound",
-        why=f"the batcher copies {interval.busy:.0%} of the time, {chunks}, "
+        why=f"the enqueuer copies {interval.busy:.0%} of the time, {chunks}, "
         f"{size(interval.bytes_per_s)}/s",
         advice="return batch_size rows a call, in arrays that the fetch function keeps no hold of",
     )

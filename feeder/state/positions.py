@@ -14,9 +14,9 @@ from feeder.errors import ConfigError, ReplayWarning, ResumeError
 from feeder.state.fingerprint import differences, fingerprint_digest
 from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId
+from feeder.workers.fetch.resuming import Resume
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import Cut, LazyPosition, Partitions
-from feeder.workers.stream.resuming import Resume
 from feeder.workers.stream.rounds import Counting, Dealing, Turns, begin
 from feeder.workers.stream.skipping import skip_ahead
 

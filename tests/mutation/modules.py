@@ -53,7 +53,7 @@ CORE = {
         *_SERVER,
         *_STREAM,
     ),
-    "workers/stream/resuming.py": ("tests/conformance/test_resume_checks.py", *_STREAM),
+    "workers/fetch/resuming.py": ("tests/conformance/test_resume_checks.py", *_STREAM),
     "workers/sources/orders/orders.py": _ORDERS,
     "workers/sources/orders/permutation.py": _ORDERS,
     "workers/sources/orders/sharding.py": _ORDERS,

@@ -263,10 +263,10 @@ class FleetPipeline(Pipeline):
             self._waits = False
             self._soon()
 
-    # ---- the batcher
+    # ---- the enqueuer
 
     def _make(self) -> Generator[int | None, None, None]:
-        """What `Batcher.run` does; gives the device for whose slots it waits, None to go on later,
+        """What `Enqueuer.run` does; gives the device for whose slots it waits, None to go on later,
         or `WAITS` where it waits for chunks."""
         leftover = self._begin.leftover_chunks(self.schema, self.channel)
         if leftover is not None:

@@ -17,18 +17,18 @@ import numpy as np
 import feeder
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.server.run import FeedFactory
+from feeder.workers.enqueuer import DeviceQueue, RoundRobinRouter
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.calls import told_of
+from feeder.workers.fetch.resuming import Resume, StreamStart
 from feeder.workers.fetch.scheduler import Held
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch, Call
-from feeder.workers.stream.batcher import DeviceQueue, RoundRobinRouter
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import MergedChunks
 from feeder.workers.stream.position import Cut, Frame, Partitions, Position, Span
-from feeder.workers.stream.resuming import Resume, StreamStart
 from feeder.workers.stream.rounds import Turns
 from simulation.world import World
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 NAME = "train"
 WAITS = -1
-"""In the place of a device: the batcher waits for chunks."""
+"""In the place of a device: the enqueuer waits for chunks."""
 
 
 class Feed(NamedTuple):
@@ -188,7 +188,7 @@ def factory_of(feed: Feed) -> FeedFactory:
 
 
 class Slots(ArenaSlots):
-    """The real slots. Where the batcher would wait it is told to, and is told when to go on."""
+    """The real slots. Where the enqueuer would wait it is told to, and is told when to go on."""
 
     def __init__(self, server: ServerProcess, factory: FeedFactory) -> None:
         num = len(factory.config.devices)
@@ -213,7 +213,7 @@ class Slots(ArenaSlots):
 
 
 class Channel:
-    """Stands for the channel between fetchers and batcher."""
+    """Stands for the channel between fetchers and enqueuer."""
 
     def __init__(self) -> None:
         self.row_bytes: int | None = None
@@ -293,7 +293,7 @@ class Pipeline:
         World.current.after(seconds, self._server.turn_of, self._turn)
 
     def _turn(self) -> None:
-        """One event of the batcher: what `run_batcher` does."""
+        """One event of the enqueuer: what `run_enqueuer` does."""
         if self._is_over:
             return
         try:
@@ -317,7 +317,7 @@ class Pipeline:
             return
 
     def _make(self) -> Generator[int | None, None, None]:
-        """What `Batcher.run` does; gives the device for whose slots it waits, or None."""
+        """What `Enqueuer.run` does; gives the device for whose slots it waits, or None."""
         spec, assembler, router = self._spec, self._assembler, self._router
         self._begin.call_apart(self.channel)
         leftover = self._begin.leftover_chunks(self.schema, self.channel)

@@ -14,8 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-import xxhash
-
 from feeder.workers.errors import (
     CallLost,
     ConfigError,
@@ -29,7 +27,7 @@ from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Schema, leaves
-from feeder.workers.stream.digests import digest_chunk
+from feeder.workers.stream.digests import chain_marks
 from feeder.workers.stream.placement import Placement, writing_to
 from feeder.workers.stream.position import Cut, Partitions, Position
 from feeder.workers.tuning import TUNING
@@ -142,10 +140,6 @@ def begin_anew(fetch: Any, cursor: Any, worker_ids: Iterable[int]) -> None:
 
 
 logger = logging.getLogger("feeder")
-
-# Part of what positions hold: with other numbers old positions could not be replayed.
-_SAMPLED_CALLS = 16
-_SAMPLE_EVERY = 256
 
 
 class PartitionCalls(Protocol):
@@ -377,8 +371,8 @@ def fetch_again(
         try:
             chunk = spec.fetch(call)
         except StopIteration:
-            raise not_repeatable(
-                spec, call.worker_id, call.index, "the epoch ended instead"
+            raise spec.not_repeatable(
+                call.worker_id, call.index, "the epoch ended instead"
             ) from None
         except BaseException as error:
             stats.fail(partition, in_words(error))
@@ -430,37 +424,6 @@ def as_tuple(chunk: Any, names: tuple[str, ...]) -> Any:
     return tuple(chunk[name] for name in names) if chunk.keys() == set(names) else chunk
 
 
-def chain_marks(
-    mark: bytes | None, first: int, columns: Sequence[Sequence[Any]], places: range
-) -> list[bytes]:
-    """The running digests of a worker after each of some calls, the first of them `first`, whose
-    chunks are at these places of the columns.
-
-    Of the first calls every one is sampled, later every 256th, so that the cost of a one-row
-    chunk is not the digest. Replay compares them; rows are counted beside them for every call.
-    """
-    marks: list[bytes] = []
-    current = mark or b""
-    i, num = 0, len(places)
-    while i < num:
-        number = first + i
-        if number < _SAMPLED_CALLS or number % _SAMPLE_EVERY == 0:
-            arrays = tuple([column[places[i]] for column in columns])
-            current = _chain(current, number, arrays)
-            marks.append(current)
-            i += 1
-        else:
-            gap = min(num - i, _SAMPLE_EVERY - number % _SAMPLE_EVERY)
-            marks.extend([current] * gap)
-            i += gap
-    return marks
-
-
-def _chain(mark: bytes, number: int, arrays: tuple[Any, ...]) -> bytes:
-    words = (number.to_bytes(8, "little"), digest_chunk(arrays).to_bytes(8, "little"))
-    return xxhash.xxh3_64_digest(b"".join((mark, *words)))
-
-
 def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float]:
     """Call a new fetch function as often as the old one was called, and discard what it gives.
 
@@ -482,14 +445,14 @@ def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float
         except StopIteration:
             seen_ends += 1
             if seen_ends > ends:
-                raise not_repeatable(spec, worker_id, seen_calls, "the epoch ended early") from None
+                raise spec.not_repeatable(worker_id, seen_calls, "the epoch ended early") from None
             continue
         if chunk is None:
             yield TUNING.first_none_pause_s
             continue
         arranged = schema.arrange([as_tuple(chunk, spec.names)])
         if arranged.error is not None or seen_calls >= calls:
-            raise not_repeatable(spec, worker_id, seen_calls, "another chunk than before")
+            raise spec.not_repeatable(worker_id, seen_calls, "another chunk than before")
         seen_mark = chain_marks(seen_mark, seen_calls, arranged.columns, range(1))[0]
         seen_calls += 1
         seen_rows += arranged.rows[0]
@@ -498,24 +461,4 @@ def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float
             logger.info("worker %d: replayed %d of %d calls", worker_id, seen_calls, calls)
     if seen_rows != rows or (seen_mark or b"") != (mark or b""):
         what = f"{rows} rows then, {seen_rows} now" if seen_rows != rows else "other rows"
-        raise not_repeatable(spec, worker_id, seen_calls, what)
-
-
-def not_repeatable(spec: StreamSpec, worker_id: int, call: int, what: str) -> ResumeError:
-    """The error of a fetch function that gives something else than it gave before."""
-    if spec.seekable:
-        cure = (
-            "make it give these rows again after seek(worker_id, cursor), or make the feed with "
-            "repeatable=False, whose states hold them, too"
-        )
-    elif spec.pure:
-        cure = "or make it repeat itself; a source needs the data that it had"
-    else:
-        cure = (
-            "give the function cursor(worker_id) and seek(worker_id, cursor), or make it repeat "
-            "itself"
-        )
-    return ResumeError(
-        f"fetch function is not deterministic: worker {worker_id}, call {call}: {what}; resume "
-        f"from a snapshot, which holds the rows left over, {cure}"
-    )
+        raise spec.not_repeatable(worker_id, seen_calls, what)

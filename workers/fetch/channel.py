@@ -18,7 +18,6 @@ from feeder.workers.fetch.policy import ConcurrencyPolicy
 from feeder.workers.fetch.scheduler import (
     BufferBudget,
     CallsReport,
-    ChunkList,
     Held,
     Partition,
     Scheduler,
@@ -27,7 +26,7 @@ from feeder.workers.fetch.scheduler import (
 from feeder.workers.fetch.threads import Wakes, stack
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import Stopwatch, StreamStats
-from feeder.workers.stream.chunks import count_bytes
+from feeder.workers.stream.chunks import ChunkList, count_bytes
 from feeder.workers.tuning import TUNING, Tuning
 
 _T = TypeVar("_T")
@@ -164,7 +163,7 @@ class Channel:
         # Whether one was woken that has not gone on yet. A fetcher that finds a partition wakes the
         # next, so one at a time is enough, and none is woken for what another will find.
         self._is_coming = False
-        # The batcher thread waits here for a chunk list of a partition that the merge wants.
+        # The enqueuer thread waits here for a chunk list of a partition that the merge wants.
         self._arrived = threading.Condition(self._lock)
         # Whoever merges waits here for room to assemble a batch.
         self._room = threading.Condition(self._lock)
@@ -288,7 +287,7 @@ class Channel:
 
     def collect(self, wanted: int | None) -> list[ChunkList]:
         """All chunk lists handed over, once there is one of partition `wanted` (None: of any
-        partition). For the batcher thread.
+        partition). For the enqueuer thread.
 
         Raises `FetchTimeout` where the partition has given nothing for the feed's timeout, and
         `ClosedError` where the stream is over.
@@ -325,9 +324,9 @@ class Channel:
         return found
 
     def _wait_for(self, partitions: Sequence[Partition]) -> None:
-        """Wait in the batcher thread for partitions."""
+        """Wait in the enqueuer thread for partitions."""
         policy = self._policy
-        policy.batcher_waits()
+        policy.enqueuer_waits()
         self._await(partitions, time.monotonic())
         self._wake_fetcher()
         try:
@@ -335,7 +334,7 @@ class Channel:
                 if self.closed:
                     raise ClosedError("the feed is stopped")
                 if self._arrived.wait(policy.looks_in):
-                    policy.batcher_waits()
+                    policy.enqueuer_waits()
                 else:
                     self._look(time.monotonic())
         finally:
@@ -343,12 +342,12 @@ class Channel:
             policy.merge_resumes()
 
     def _look(self, now: float) -> None:
-        """Look after calls that take long; in the batcher thread, which has waited for its time."""
+        """Look after calls that take long; in the enqueuer thread, once its wait is over."""
         # The partitions after a call that does not return do not wait for it.
         for turn in self._turns:
             self._take_back(turn, now)
         # Rows that exist are not held back by the call after them.
-        partitions = self._policy.batcher_looks()
+        partitions = self._policy.enqueuer_looks()
         # The look may have allowed more calls.
         self._wake_fetcher()
         found = self._scheduler.take_open(partitions, marked=self._marked)

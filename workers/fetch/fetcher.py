@@ -11,11 +11,11 @@ from typing import Any
 from feeder.workers.errors import CallLost, ClosedError, FeedError, FetchError, in_words
 from feeder.workers.fetch.calls import PartitionCalls, as_tuple, told_of
 from feeder.workers.fetch.channel import Channel
-from feeder.workers.fetch.scheduler import Called, CallsReport, End, Partition, Turn
+from feeder.workers.fetch.scheduler import Called, CallsReport, Partition, Turn
 from feeder.workers.spec import CallNames, RunSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
-from feeder.workers.stream.chunks import count_bytes
+from feeder.workers.stream.chunks import End, count_bytes
 from feeder.workers.stream.digests import OTHER_ROWS, Prints, digest_chunk, hash_chunk
 from feeder.workers.tuning import TUNING, Tuning
 

@@ -55,7 +55,7 @@ class ConcurrencyPolicy:
         self.awaited: Sequence[Partition] = ()
         """The partitions that the merge waits for; empty while it is busy."""
         self.looks_in = math.inf
-        """After how many seconds the batcher thread looks, unless it is woken before."""
+        """After how many seconds the enqueuer thread looks, unless it is woken before."""
 
     # ---- events
 
@@ -72,7 +72,7 @@ class ConcurrencyPolicy:
         self._scheduler.want(partitions, now)
 
     def merge_resumes(self) -> None:
-        """The batcher thread goes on with the merge."""
+        """The enqueuer thread goes on with the merge."""
         self.awaited = ()
         self._scheduler.want(())
 
@@ -90,7 +90,7 @@ class ConcurrencyPolicy:
             self._ahead[partition.number] = 1 + max(1, share_rows * report.calls // report.rows)
 
     def lists_came(self, now: float) -> bool:
-        """A fetcher has given a partition back; whether the batcher thread is to be woken."""
+        """A fetcher has given a partition back; whether the enqueuer thread is to be woken."""
         scheduler, budget, tuning = self._scheduler, self._budget, self._tuning
         if not scheduler.wanted_bits & scheduler.handed:
             return False
@@ -98,7 +98,7 @@ class ConcurrencyPolicy:
         is_early = since is not None and now - since <= tuning.grace_s and budget.below_bound
         is_much = budget.ahead_bytes >= tuning.ahead_bytes // 2
         if is_early and self.looks_in <= tuning.grace_s and not is_much:
-            # Within the grace the batcher thread looks by itself, and to wake it for each batch
+            # Within the grace the enqueuer thread looks by itself, and to wake it for each batch
             # would cost more than the batch.
             return False
         # The mark is cleared here and not by the merge: until the merge has the interpreter again
@@ -107,19 +107,19 @@ class ConcurrencyPolicy:
         scheduler.want(())
         return True
 
-    # ---- the batcher thread while it waits
+    # ---- the enqueuer thread while it waits
 
-    def batcher_waits(self) -> None:
+    def enqueuer_waits(self) -> None:
         """It begins to wait, or was woken and waits on: it looks again after the grace."""
         self.looks_in = self._tuning.grace_s
 
-    def batcher_looks(self) -> Sequence[Partition]:
+    def enqueuer_looks(self) -> Sequence[Partition]:
         """It was not woken in time: it takes what the calls of these partitions have given."""
         self.looks_in = self._tuning.slow_look_s
         return self.awaited
 
     def look_in(self, seconds: float) -> None:
-        """The batcher thread has to look earlier: the timeout is over by then."""
+        """The enqueuer thread has to look earlier: the timeout is over by then."""
         self.looks_in = seconds
 
     # ---- decisions
@@ -137,7 +137,7 @@ class ConcurrencyPolicy:
         # Then none falls behind, and in ticket order what is called is what is merged next.
         least = min(found, key=lambda partition: partition.made)
         most = min(most, self._room() // self._batch_size, self._budget.num_lists())
-        # Only if the batcher thread looks soon, or will: it takes back the partitions after a call
+        # Only if the enqueuer thread looks soon, or will: it takes back the partitions after a call
         # that does not return.
         if most <= 1 or (self.awaited and self.looks_in > self._tuning.grace_s):
             return [least]

@@ -16,41 +16,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from feeder.workers.errors import FeedError
+from feeder.workers.stream.chunks import ChunkList, End
 from feeder.workers.stream.position import Partitions, Position
 from feeder.workers.tuning import TUNING, Tuning
-
-
-class End:
-    """What a partition's last chunk list of an epoch ends with. Written once, by its fetcher."""
-
-    __slots__ = ("mark",)
-
-    def __init__(self, mark: bytes | None) -> None:
-        self.mark = mark
-        """The cursor after `StopIteration`, which the next epoch begins at."""
-
-
-class ChunkList:
-    """Consecutive chunks of one partition, as they are handed from a fetcher to the merge. Whoever
-    has taken it from the partition owns it."""
-
-    __slots__ = ("chunks", "ending", "epoch", "first", "marks", "partition")
-
-    def __init__(
-        self,
-        partition: int,
-        epoch: int,
-        first: int,
-        chunks: list[Any],
-        marks: list[bytes] | None,
-        ending: End | FeedError | None,
-    ) -> None:
-        self.partition = partition
-        self.epoch = epoch
-        self.first = first
-        self.chunks = chunks
-        self.marks = marks
-        self.ending = ending
 
 
 class ListLimits(NamedTuple):

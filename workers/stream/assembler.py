@@ -14,7 +14,6 @@ from weakref import ref
 import numpy as np
 
 from feeder.workers.errors import ResumeError
-from feeder.workers.fetch.calls import not_repeatable
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Arrays, Slot, Slots
@@ -594,7 +593,7 @@ class Assembler:
 
     def _not_deterministic(self, what: str, expected: Leftover) -> ResumeError:
         worker_id = self._spec.worker_id(expected.partition, expected.call)
-        return not_repeatable(self._spec, worker_id, expected.call, what)
+        return self._spec.not_repeatable(worker_id, expected.call, what)
 
 
 def _let_go(merged: MergedChunks, i: int, j: int) -> None:

@@ -16,6 +16,10 @@ _SAMPLED_WHOLE_BYTES = 16 * 1024
 _SAMPLE_BLOCKS = 256
 _SAMPLE_BLOCK_BYTES = 64
 
+# Also part of them: with other numbers old positions could not be replayed.
+_SAMPLED_CALLS = 16
+_SAMPLE_EVERY = 256
+
 _LONG_DOUBLE = np.dtype(np.longdouble)
 _HAS_80_BITS = np.finfo(np.longdouble).nmant == 63
 
@@ -124,3 +128,34 @@ def _sample(
     cleared = np.frombuffer(sample, np.uint8).copy()
     cleared[padding[places % len(padding)]] = 0
     return cleared
+
+
+def chain_marks(
+    mark: bytes | None, first: int, columns: Sequence[Sequence[Any]], places: range
+) -> list[bytes]:
+    """The running digests of a worker after each of some calls, the first of them `first`, whose
+    chunks are at these places of the columns.
+
+    Of the first calls every one is sampled, later every 256th, so that the cost of a one-row
+    chunk is not the digest. Replay compares them; rows are counted beside them for every call.
+    """
+    marks: list[bytes] = []
+    current = mark or b""
+    i, num = 0, len(places)
+    while i < num:
+        number = first + i
+        if number < _SAMPLED_CALLS or number % _SAMPLE_EVERY == 0:
+            arrays = tuple([column[places[i]] for column in columns])
+            current = _chain(current, number, arrays)
+            marks.append(current)
+            i += 1
+        else:
+            gap = min(num - i, _SAMPLE_EVERY - number % _SAMPLE_EVERY)
+            marks.extend([current] * gap)
+            i += gap
+    return marks
+
+
+def _chain(mark: bytes, number: int, arrays: tuple[Any, ...]) -> bytes:
+    words = (number.to_bytes(8, "little"), digest_chunk(arrays).to_bytes(8, "little"))
+    return xxhash.xxh3_64_digest(b"".join((mark, *words)))

@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from feeder.workers.errors import ChunkError, FeedError
-from feeder.workers.fetch.calls import chain_marks
-from feeder.workers.fetch.scheduler import ChunkList, End
 from feeder.workers.spec import StreamSpec
-from feeder.workers.stream.chunks import Schema, count_bytes
-from feeder.workers.stream.digests import OTHER_ROWS, Prints, hash_chunk
+from feeder.workers.stream.chunks import ChunkList, End, Schema, count_bytes
+from feeder.workers.stream.digests import OTHER_ROWS, Prints, chain_marks, hash_chunk
 from feeder.workers.stream.position import Partitions, Position, Span, next_live
 
 # ---- What the merge works with: merged chunks, the end of an epoch, the head of a partition
@@ -88,7 +86,7 @@ class Head:
 class Merge:
     """Merges chunk lists in ticket order, or in the order of arrival.
 
-    Owned by the batcher's thread.
+    Owned by the enqueuer's thread.
     The channel lets one of them in at a time. Nothing here locks, waits or looks at a clock, so
     the same chunk lists always come out in the same order.
     """

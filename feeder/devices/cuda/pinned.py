@@ -41,8 +41,8 @@ def alloc_pinned(driver: Driver, num_slots: int, slot_bytes: int, cure: str) -> 
 
 
 class PinnedSlot:
-    """Memory for one batch: the batcher's while it writes, then the copier's until the copy is done
-    (`PINNED` is the table of its states)."""
+    """Memory for one batch: the enqueuer's while it writes, then the copier's until the copy is
+    done (`PINNED` is the table of its states)."""
 
     __slots__ = (
         "_memory", "_written", "address", "arrays", "columns", "flats", "layout", "life", "ring",
@@ -180,7 +180,7 @@ class PinnedSlots:
         # The slot that was waited for, until `take_slot` is asked for it again.
         self._found: PinnedSlot | FeedError | None = None
         self.blocked = Stopwatch()
-        """The batcher's waits for a slot."""
+        """The enqueuer's waits for a slot."""
 
     def take_slot(self, columns: Columns, rows: int) -> PinnedSlot | None:
         """A slot for a batch of `rows` rows; None where all are taken. Raises what ended the
@@ -251,12 +251,12 @@ class PinnedSlots:
         self._over = self._over or why
         ring = self._ring
         if ring is not None:
-            # Wakes the batcher, if it waits; else `take_slot` finds the reason before it looks
+            # Wakes the enqueuer, if it waits; else `take_slot` finds the reason before it looks
             # here.
             ring.free.put(self._over)
 
     def forget(self) -> None:
-        """Let go of all memory that nobody looks at; when the batcher has ended."""
+        """Let go of all memory that nobody looks at; when the enqueuer has ended."""
         ring, self._ring, self._found = self._ring, None, None
         if ring is not None:
             ring.drop()

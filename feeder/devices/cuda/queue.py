@@ -26,7 +26,7 @@ _UNBOUNDED = 2**62
 
 
 class CudaQueue:
-    """Batches on their way from the batcher to the user of one GPU.
+    """Batches on their way from the enqueuer to the user of one GPU.
 
     The thread that merges calls `put` and `finish`, the user's thread `get` and `receive`, any
     thread `close`; a thread of the queue's own copies. At most `depth` batches are on the device
@@ -60,7 +60,7 @@ class CudaQueue:
         self._over = False
         self._failure: FeedError | None = None
         self.blocked = Stopwatch()
-        """The batcher's waits for a pinned slot to be free."""
+        """The enqueuer's waits for a pinned slot to be free."""
         self.num_copies = 0
         """Batches that were copied because the user holds too many."""
         self._scope = ThreadGroup()

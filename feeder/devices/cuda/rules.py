@@ -147,7 +147,7 @@ class Transfer:
 
 
 class Traffic:
-    """The batches of one device between the batcher and the user. Owned by the copier's thread."""
+    """The batches of one device between the enqueuer and the user. Owned by the copier's thread."""
 
     def __init__(self) -> None:
         self.filled: deque[Batch] = deque()

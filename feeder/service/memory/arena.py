@@ -31,15 +31,15 @@ from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import HasColumns
 
 _PLENTY_BYTES = 100_000
-"""Free slots of so many bytes are worth waking the batcher for: to wake a thread takes some 50 µs,
+"""Free slots of so many bytes are worth waking the enqueuer for: to wake a thread takes some 50 µs,
 in which it copies about as much."""
 
 
 class Pool:
     """The arenas of one queue, and which of their slots are free.
 
-    Owned by the lock of `ArenaSlots`, but for `only` and `only_bytes`, from which the batcher takes
-    without it.
+    Owned by the lock of `ArenaSlots`, but for `only` and `only_bytes`, from which the enqueuer
+    takes without it.
     """
 
     def __init__(self, replicas: int) -> None:
@@ -50,7 +50,7 @@ class Pool:
         self.num_retirements = 0
         # Whether more slots are needed than there are, since consumers keep those.
         self.is_short = False
-        # Where there is one arena: its free slots, and how large they are. The batcher takes from
+        # Where there is one arena: its free slots, and how large they are. The enqueuer takes from
         # these without the lock, since taking off a list is one operation under the interpreter's.
         self.only: list[ArenaSlot] = []
         self.only_bytes = 0
@@ -111,7 +111,7 @@ class Pool:
     def push(self, slots: Iterable[ArenaSlot]) -> None:
         """Put slots back that nobody writes or reads any more."""
         for slot in slots:
-            # Before it is on the list: the batcher may take it from `only` at once.
+            # Before it is on the list: the enqueuer may take it from `only` at once.
             slot.sent, slot.left = 0, self._replicas
             self.free[slot.arena.number].append(slot)
 
@@ -128,7 +128,7 @@ class Pool:
         """Give all arenas up: none of their slots is taken again."""
         # Their numbers are remembered: what a consumer still gives back of them is no mistake.
         self.retired.update(self.slots)
-        # A new list: the batcher may be about to take from the old one, and then finds the slot's
+        # A new list: the enqueuer may be about to take from the old one, and then finds the slot's
         # arena gone, which is harmless, as nobody is sent it.
         self.only, self.only_bytes = [], 0
         self.slots.clear()
@@ -142,10 +142,10 @@ class Pool:
 
     @property
     def has_plenty(self) -> bool:
-        """Whether so much is free that it is worth waking the batcher for."""
+        """Whether so much is free that it is worth waking the enqueuer for."""
         if not self.only_bytes:
             return True
-        # Of few slots a quarter is enough: the batcher must not wait until all are back.
+        # Of few slots a quarter is enough: the enqueuer must not wait until all are back.
         num_slots = len(next(iter(self.slots.values())))
         return len(self.only) >= min(_PLENTY_BYTES // self.only_bytes, num_slots // 4)
 
@@ -179,8 +179,8 @@ class ArenaSlots:
 
     The lock of `_freed` guards the pools and `_closed`; it is held for lists and counts alone, and
     never while memory is asked for. The reserve belongs to the thread that starts the feed, then to
-    the batcher. `_wanted` is written by the I/O thread, one tuple at a time, and read by the
-    batcher. `_known` and `waited` are the batcher's.
+    the enqueuer. `_wanted` is written by the I/O thread, one tuple at a time, and read by the
+    enqueuer. `_known` and `waited` are the enqueuer's.
     """
 
     passes, writable, reserved, opens, grows = False, False, True, True, False
@@ -196,7 +196,7 @@ class ArenaSlots:
         self._num_slots = num_slots
         self._max_arena_bytes = max_arena_bytes
         self._freed = threading.Condition(threading.Lock())
-        # The queue for whose slots the batcher waits. Whoever frees a slot looks at this without
+        # The queue for whose slots the enqueuer waits. Whoever frees a slot looks at this without
         # the lock, since nearly always nobody waits.
         self._waiting: int | None = None
         self._pools = [Pool(replicas) for _ in range(num_devices)]
@@ -214,7 +214,7 @@ class ArenaSlots:
         self.num_made = 0
         """Slots made so far."""
         self.waited = Stopwatch()
-        """The batcher's waits for a slot."""
+        """The enqueuer's waits for a slot."""
 
     @property
     def num_leased(self) -> int:
@@ -363,7 +363,7 @@ class ArenaSlots:
         free when no other replica has it to come or has it still.
 
         Raises `ProtocolError`, and takes none, where one is not with this consumer. It does not
-        wake the batcher: see `wake`.
+        wake the enqueuer: see `wake`.
         """
         # Checked as a whole first: a message that is refused must have changed nothing.
         with self._freed:
@@ -380,7 +380,7 @@ class ArenaSlots:
             self.on_spare()
 
     def wake(self, *, hungry: bool) -> None:
-        """Wake the batcher if it waits for a slot, and enough are free.
+        """Wake the enqueuer if it waits for a slot, and enough are free.
 
         One slot is enough where a consumer is `hungry`, else several small ones are awaited. Apart
         from `release`, since the woken thread wants the interpreter at once: first the I/O thread
@@ -393,7 +393,7 @@ class ArenaSlots:
 
     @property
     def waiting(self) -> int | None:
-        """The queue for one of whose slots the batcher waits; None while it waits for none."""
+        """The queue for one of whose slots the enqueuer waits; None while it waits for none."""
         return self._waiting
 
     def grow(self, device: int) -> None:
@@ -432,7 +432,7 @@ class ArenaSlots:
     def retire(self, device: int, keep: Callable[[Arena], bool] = lambda arena: False) -> None:
         """Drop the arenas of a queue, whose consumer is gone: nothing in them is written again.
 
-        A batcher that waits for a slot of the queue goes on in a new arena. Arenas stay where
+        An enqueuer that waits for a slot of the queue goes on in a new arena. Arenas stay where
         `keep` wants them all and the consumer has given back all that it was sent.
         """
         # Arenas that stay are memory that the system need not make for the next consumer: 13 of the

@@ -35,7 +35,7 @@ _F_SEAL_FUTURE_WRITE = 0x10
 
 _PIECE_BYTES = 2 * 1024 * 1024
 """Memory is asked for in pieces of this size. A piece takes a millisecond and cannot be
-interrupted. Between two the batcher looks whether it is still needed, so that the next consumer
+interrupted. Between two the enqueuer looks whether it is still needed, so that the next consumer
 does not wait for the memory of the one before."""
 
 _ZEROS = memoryview(bytes(1024 * 1024))
@@ -66,8 +66,8 @@ class Pages:
 
     `write` and `resize` may be called before `seal`, `back` after it. They and the constructor
     raise `OSError` where the system has not so much memory. Owned by one thread at a time: the one
-    that starts the feed, then the batcher. The memory goes when the last array over it is gone here
-    and the last mapping elsewhere is.
+    that starts the feed, then the enqueuer. The memory goes when the last array over it is gone
+    here and the last mapping elsewhere is.
     """
 
     descriptor = -1
@@ -181,7 +181,7 @@ _BACK_BYTES = 1024 * 1024
 class Arena:
     """One memfd with `num_slots` slots of `slot_bytes` bytes, made of `reserve` if it is given.
 
-    Raises `TransportError` where the system has not so much memory. The batcher makes it and asks
+    Raises `TransportError` where the system has not so much memory. The enqueuer makes it and asks
     for its memory; its sizes never change, and any thread may read them. The memory goes when the
     last array over it is gone here and the last mapping of a consumer is.
     """
@@ -214,7 +214,7 @@ class Arena:
     def descriptor(self) -> int:
         """The memfd. It is closed when nobody has the arena any more, and not before.
 
-        The batcher may be asking for memory behind an arena that has just been retired; a closed
+        The enqueuer may be asking for memory behind an arena that has just been retired; a closed
         descriptor would fail the feed, and with it the trainers of other queues.
         """
         return self._pages.descriptor
@@ -295,7 +295,7 @@ class Sum:
 class ArenaSlot:
     """Memory for one batch, in an arena.
 
-    One owner at a time: the batcher from `take` until the batch is put into the outbox, then the
+    One owner at a time: the enqueuer from `take` until the batch is put into the outbox, then the
     I/O thread, and with `sent` set the consumers, until the last one gives the slot back.
     """
 

@@ -40,13 +40,13 @@ from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.run import ServedFeed, StreamIncarnation
 from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
+from feeder.workers.fetch.resuming import Resume
 from feeder.workers.fetch.scheduler import Held
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.dtypes import write_dtype
 from feeder.workers.stream.position import Cut, LazyPosition, Span
-from feeder.workers.stream.resuming import Resume
 
 # One slot is being written while one waits to be sent. Of small batches more, up to 4 MiB, so that
 # the next ones are there when the consumer's `Used` for a quarter of its credit arrives.
@@ -70,7 +70,7 @@ class Lease:
     """A consumer's right to the batches of one queue, as one of its replicas, and what has gone
     back and forth under it.
 
-    Owned by the server's I/O thread, which alone writes it. One exception: the batcher's thread
+    Owned by the server's I/O thread, which alone writes it. One exception: the enqueuer's thread
     asks `num_slots` when an arena is made, which fills in `credit` or `excess`; both are single
     assignments, and the I/O thread looks at them at its next turn.
     """
@@ -149,7 +149,7 @@ class Lease:
 
     def num_slots(self, slot_bytes: int) -> int:
         """How many slots an arena for this lease needs; where it wants too many, as many as an
-        arena for nobody has, and `excess` is set. The batcher's thread asks."""
+        arena for nobody has, and `excess` is set. The enqueuer's thread asks."""
         self.credit = self.credit or credit_for(slot_bytes)
         spare = max(_SPARE_SLOTS, min(self.credit, _SPARE_BYTES // slot_bytes))
         num = self.credit + self.hold + spare
@@ -336,7 +336,7 @@ def _runs(marks: Sequence[bytes]) -> tuple[tuple[int, bytes], ...]:
 
 logger = logging.getLogger("feeder")
 
-# As many as one hand-over of the batcher brings: more would delay the first of them.
+# As many as one hand-over of the enqueuer brings: more would delay the first of them.
 _MOST_BATCHES = 64
 """Most batches of one message."""
 

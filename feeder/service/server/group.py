@@ -21,7 +21,7 @@ from feeder.service.server.position_check import PositionCheck, Stand, key
 from feeder.service.server.run import ServedFeed
 from feeder.service.server.watermark import LowWatermark
 from feeder.state.snapshot import StreamState
-from feeder.workers.stream.resuming import Resume
+from feeder.workers.fetch.resuming import Resume
 
 logger = logging.getLogger("feeder")
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("feeder")
 class ConsumerGroup:
     """The consumers of one feed, each with a lease; the place where all events about them arrive.
 
-    Owned by the server's I/O thread, and nothing in it waits. `num_slots` is the batcher's and
+    Owned by the server's I/O thread, and nothing in it waits. `num_slots` is the enqueuer's and
     `state` any thread's: both read single attributes.
     """
 
@@ -267,8 +267,8 @@ class ConsumerGroup:
         return self.low_watermark.state()
 
     def num_slots(self, queue: int, slot_bytes: int) -> int:
-        """How many slots of this size an arena of the queue needs; the batcher's thread asks, since
-        only then is the size of a batch known."""
+        """How many slots of this size an arena of the queue needs; the enqueuer's thread asks,
+        since only then is the size of a batch known."""
         leases = self._of_queue(queue)
         return max([one.num_slots(slot_bytes) for one in leases], default=credit_for(slot_bytes))
 
@@ -344,8 +344,8 @@ class ConsumerGroup:
                 except Exception as error:
                     # It concerns this consumer alone: the others are served all the same.
                     self._delivery.send_failure(lease, error)
-        # After all sends: this wakes the batcher, and each send lets go of the interpreter, which
-        # the batcher would then take while other consumers wait.
+        # After all sends: this wakes the enqueuer, and each send lets go of the interpreter, which
+        # the enqueuer would then take while other consumers wait.
         unsettled, self._unsettled = self._unsettled, []
         for lease, news in unsettled:
             try:

@@ -7,9 +7,9 @@ that consumer would silently get wrong rows. Compared are the numbers of calls a
 digest of leftover rows. Cursors are not compared: their bytes are the user's, who may write the
 same place down in several ways. Who is to go where two differ, the membership decides.
 
-The check runs in the batcher's thread, in `Outbox.put`, and raises there, which ends the run. That
+The check runs in the enqueuer's thread, in `Outbox.put`, and raises there, which ends the run. That
 is a call upwards, and it stays: the position before a batch is that of the batch before, of any
-queue, and only the batcher sees all batches in order and before anybody is sent one.
+queue, and only the enqueuer sees all batches in order and before anybody is sent one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stand(NamedTuple):
 class PositionCheck:
     """Compares the stream of one run with the positions that its consumers came with.
 
-    `check` is called by the run's batcher alone. Everything else is the I/O thread's, which reads
+    `check` is called by the run's enqueuer alone. Everything else is the I/O thread's, which reads
     what `check` writes only after the run has ended, or finds it a batch late, which does no harm.
     """
 
@@ -64,7 +64,7 @@ class PositionCheck:
         """Compare the positions of consumers that begin with one of these batches, which come next.
 
         Raises `ResumeError` where one stands elsewhere than the stream, and `ClosedError` from then
-        on. The batcher's thread.
+        on. The enqueuer's thread.
         """
         if self.error is not None:
             raise ClosedError("the feed is stopped")

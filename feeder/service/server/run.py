@@ -30,12 +30,12 @@ from feeder.state.positions import Positions
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.state.state_dict import unpack_position
 from feeder.workers.errors import ClosedError, in_words
+from feeder.workers.fetch.resuming import Resume
 from feeder.workers.fetch.scheduler import Held
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import Stopwatch, StreamStats, num_partitions
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut, LazyPosition, Partitions
-from feeder.workers.stream.resuming import Resume
 from feeder.workers.stream.rounds import Counting
 
 # ---- Making a feed again, when it has to go back
@@ -290,7 +290,7 @@ def _check_nothing(batches: list[Batch]) -> None:
 class Outbox:
     """Batches for one seat that are not sent yet. It never waits, since slots bound their number.
 
-    `put` and `finish` are the batcher's; `pop_batches`, `ending` and `starve` the I/O thread's;
+    `put` and `finish` are the enqueuer's; `pop_batches`, `ending` and `starve` the I/O thread's;
     `close` may be anybody's. The lock guards `_batches`, `_ending`, `_closed` and the stopwatch,
     for moments only. `is_urgent` is written by the I/O thread and read without the lock.
     """
@@ -357,7 +357,7 @@ class Outbox:
     def finish(self, ending: LazyPosition | FeedError) -> None:
         """Note what comes after all batches: the end of the stream, or an error."""
         with self._lock:
-            # The first one counts, whatever the batcher says of other queues afterwards.
+            # The first one counts, whatever the enqueuer says of other queues afterwards.
             if self._ending is None:
                 self._ending = ending
             if not self._closed:
@@ -405,7 +405,7 @@ class Outbox:
 class SharedQueue:
     """The outboxes of one shared queue, as one device queue: each replica gets every batch.
 
-    The batches are the same objects, so their memory is there once. The batcher's thread puts
+    The batches are the same objects, so their memory is there once. The enqueuer's thread puts
     batches in. The object never changes, and each outbox has a lock of its own.
     """
 
@@ -579,8 +579,8 @@ class ServedFeed:
             self.slots.close()
 
     def make_use_of_room(self) -> None:
-        """Wake the batcher where it waits for slots, if consumers have given enough back, or if one
-        of them has nothing to come."""
+        """Wake the enqueuer where it waits for slots, if consumers have given enough back, or if
+        one of them has nothing to come."""
         run = self.run
         self.slots.wake(hungry=run is None or not all(map(len, run.outboxes)))
 

@@ -30,7 +30,7 @@ class QueueStats:
     """Counters of one queue, or of one of its replicas, whoever holds it. They never fall, since
     Prometheus takes a counter that falls for a restart.
 
-    Written by the server's I/O thread; only `starved` also by the batcher, under the `Outbox`'s
+    Written by the server's I/O thread; only `starved` also by the enqueuer, under the `Outbox`'s
     lock.
     """
 

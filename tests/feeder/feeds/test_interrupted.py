@@ -230,7 +230,7 @@ def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> Non
     queue._drained._waiters.append(stale)
     writer = threading.Thread(target=lambda: queue.put([batch]))
     writer.start()
-    wait_until(lambda: queue._batcher_waits)
+    wait_until(lambda: queue._enqueuer_waits)
     queue.get()
     writer.join(5.0)
     is_stuck = writer.is_alive()

@@ -15,7 +15,7 @@ from small import WAIT_S, Pure, Seekable, chunk, ids, make
 
 
 def wait_until_all_is_enqueued() -> None:
-    """Wait until the batcher of the one running feed has done all that it will do."""
+    """Wait until the enqueuer of the one running feed has done all that it will do."""
     for thread in threading.enumerate():
         if thread.name == "feeder train enqueuer":
             thread.join(WAIT_S)
@@ -141,7 +141,7 @@ def test_nor_is_what_it_may_find_by_a_weak_reference(rows: int) -> None:
     assert seen == 2 * [{1}, {2}, {3}]
 
 
-def test_a_stop_wakes_a_batcher_in_the_middle_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = make(Pure(1, 100), max_buffered_batches=4, devices=2)
     feed = coordinator["train"]
     queue, _ = feed.streams[0].queues

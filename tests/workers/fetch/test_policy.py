@@ -77,7 +77,7 @@ class Stage:
             self.budget.collect()
             self.budget.add(-self.budget.rows, -self.budget.bytes)
         else:
-            self.policy.batcher_waits()
+            self.policy.enqueuer_waits()
             self.policy.merge_waits(wanted, self.now)
 
 
@@ -217,7 +217,7 @@ def test_a_turn_has_one_partition_while_nobody_looks_soon() -> None:
     stage = Stage(TUNING.replace(max_computing=NUM_PARTITIONS))
     stage.collect(0)
     assert len(stage.policy.pick(9)) == NUM_PARTITIONS
-    assert [*stage.policy.batcher_looks()] == [stage.partitions[0]]
+    assert [*stage.policy.enqueuer_looks()] == [stage.partitions[0]]
     assert stage.policy.pick(9) == [stage.partitions[0]]
 
 

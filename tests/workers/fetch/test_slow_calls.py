@@ -88,7 +88,7 @@ def test_in_order_of_arrival_others_go_on_beside_a_call_that_does_not_return(
 
 
 def test_rows_that_come_after_a_lull_are_handed_over() -> None:
-    """The batcher looks rarely by then: the first rows go at once all the same."""
+    """The enqueuer looks rarely by then: the first rows go at once all the same."""
     taken, calls = threading.Event(), iter(range(100))
 
     def fetch(call: feeder.Call) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from feeder.workers.errors import FetchTimeout
-from feeder.workers.fetch.calls import fetch_again, not_repeatable
+from feeder.workers.fetch.calls import fetch_again
 from feeder.workers.fetch.channel import Channel
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
@@ -131,7 +131,7 @@ class StreamStart:
         try:
             steps = fetch_again(self._spec, self._run, self._apart[1], self._stats)
             self._chunk = channel.run_steps(steps)
-        except BaseException as error:  # The batcher raises it.
+        except BaseException as error:  # The enqueuer raises it.
             self._error = error
         self._is_called = True
         channel.tell()
@@ -186,7 +186,7 @@ class StreamStart:
         most = leftover.rows if spec.dont_rebatch else size
         what = partial.differs_from(leftover, most)
         if what:
-            raise not_repeatable(spec, call.worker_id, call.index, what)
+            raise spec.not_repeatable(call.worker_id, call.index, what)
         return partial.rest(leftover.taken)
 
     def _partition_of(self, leftover: Leftover) -> int:

@@ -1,4 +1,4 @@
-"""Makes batches and puts them on device queues, in the batcher's thread."""
+"""Makes batches and puts them on device queues, in the enqueuer's thread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.channel import Channel
+from feeder.workers.fetch.resuming import StreamStart
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import BatchStats
 from feeder.workers.stream.assembler import Assembler
@@ -15,7 +16,6 @@ from feeder.workers.stream.buffers import Slots
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import LazyPosition
-from feeder.workers.stream.resuming import StreamStart
 from feeder.workers.stream.rounds import ends_round
 from feeder.workers.tuning import TUNING
 
@@ -242,10 +242,10 @@ class RoundRobinRouter:
                 queue.finish(error)
 
 
-class Batcher:
+class Enqueuer:
     """Turns chunk lists into batches, and hands these to the router.
 
-    The batcher's thread owns it, and merge, assembler and router.
+    The enqueuer's thread owns it, and merge, assembler and router.
     """
 
     def __init__(
@@ -363,10 +363,10 @@ def _why_empty(skipped: int | None) -> str:
     return "a filter leaves out every record of this shard"
 
 
-def run_batcher(batcher: Batcher, router: RoundRobinRouter) -> None:
+def run_enqueuer(enqueuer: Enqueuer, router: RoundRobinRouter) -> None:
     """Thread body: make batches until the end of the stream, or until something fails."""
     try:
-        batcher.run()
+        enqueuer.run()
     except ClosedError:
         return
     except FeedError as error:

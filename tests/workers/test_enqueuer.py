@@ -10,8 +10,8 @@ import pytest
 
 import feeder
 from feeder.devices.host import HostQueue
+from feeder.workers.enqueuer import RoundRobinRouter
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.batcher import RoundRobinRouter
 from small import make
 
 NUM_BATCHES, BATCH_SIZE = 400, 4
