@@ -70,7 +70,7 @@ def set_states(own: list[Any], states: tuple[str, ...]) -> None:
     if len(states) != len(own):
         raise ResumeError(
             f"the loader and its samplers have {len(own)} generators of their own, and had "
-            f"{len(states)} when the state was taken"
+            f"{len(states)} when the state was taken: make a sampler's generator in its __init__"
         )
     for generator, state in zip(own, states, strict=True):
         set_generator_state(generator, state)

@@ -210,14 +210,19 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 said = self._dataset_state.read(0) if is_map else self._dataset_state.between()
                 mark = mark._replace(readers=None if said is None else ((0, said, False),))
         elif self._resumed is None:
-            reach = self._stand.reach
-            own = tuple(map(generator_state, own_generators(self)))
-            ahead = max(0, reach.num - mark.pulled.num)
-            mark = mark._replace(now=Now(own, ahead, reach.has_ended))
+            stand, own = self._stand, tuple(map(generator_state, own_generators(self)))
+            now = Now(own, 0, False)
+            if (reach := stand.reach) is not None:
+                # A batch that is being read, or has failed, is pulled and not given.
+                pulled = reach.pulled
+                now = Now(own, max(0, pulled.num - mark.pulled.num), reach.has_ended, pulled.digest)
+                mark = mark._replace(begun=reach.begun)
             if mark.readers is not None and not self.num_workers:
-                # Nothing is read ahead: what it says now is what it said after that batch.
+                # If nothing is being read it says now what it said after that batch.
                 ((num, _, is_done),) = mark.readers
-                mark = mark._replace(readers=((num, self._dataset_state.read(num), is_done),))
+                said = stand.said or self._dataset_state.read(num)
+                mark = mark._replace(readers=((num, said, is_done),))
+            mark = mark._replace(now=now)
         return {"format": _FORMAT, "fits": self._fits(), "is_begun": is_begun, **place.write(mark)}
 
     def _fits(self) -> dict[str, Any]:

@@ -109,14 +109,14 @@ class _Loop(theirs._BaseDataLoaderIter):
     @property
     def _begun(self) -> Begun:
         """What the loop began with."""
-        return self._begun_with if self._order is None else self._order.begun
+        return self._begun_with if self._order is None else self._order.reach.begun
 
     def _pull_from(self, at: Mark) -> None:
         """Pull indices through the order."""
         if self._order is not None:
             self._order.begin(self._sampler_iter, at.now, was_pulled=at.seed is not None)
             self._sampler_iter: Any = self._order
-            self._pulled_first = self._order.pulled
+            self._pulled_first = self._order.reach.pulled
 
     def leave_to(self) -> None:
         """A state was loaded into the loader while this loop is there."""
@@ -179,6 +179,8 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
                 _make_without_seed(loader, make)
             else:
                 make(loader)
+                for _ in range(1 if at.begun is None else at.begun.times, 1, -1):
+                    self._sampler_iter = iter(self._index_sampler)
             self._pull_from(at)
             self._dataset_fetcher = _Samples(
                 self._dataset, self._auto_collation, self._collate_fn, self._drop_last
@@ -197,11 +199,13 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
         if not self._is_iterable:
             self._state.load(self._packed)
             self._state.begin(None)
+            self._has_said = self._state.is_kept
             return
         fetcher = self._dataset_fetcher
         num = 0 if self._is_done else at.num
         fetcher.dataset_iter = self._state.begin(fetcher.dataset_iter, num)
-        if self._state.is_kept:
+        self._has_said = self._state.is_kept
+        if self._has_said:
             # It has all that the generators of the process would say of the samples.
             self._begun_with = self._begun_with._replace(process=())
 
@@ -227,6 +231,8 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
         if self._is_iterable and self._is_done:
             self._end()
             raise StopIteration
+        if self._has_said:
+            self._stand.said = self._stand.said or self._state.read(self._at.num)
         try:
             data = self._dataset_fetcher.fetch(self._next_index())
         except StopIteration:
@@ -239,17 +245,19 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
         if self._pin_memory:
             data = pin_memory(data, self._pin_memory_device)
         self._at = self._stand.mark = self._after()
+        self._stand.said = None
         return data
 
     def _after(self) -> Mark:
         """The place after one more batch, also one that failed."""
         at, order = self._at, self._order
         if order is not None:
-            readers = ((at.num + 1, None, False),) if self._state.is_kept else None
+            readers = ((at.num + 1, None, False),) if self._has_said else None
+            reach = order.reach
             # One for each batch, and a third of the time that its class takes.
             return _new(Mark, (
-                at.epoch, at.num + 1, at.step + 1, order.begun, order.pulled, None, readers, 0,
-                False, None,
+                at.epoch, at.num + 1, at.step + 1, reach.begun, reach.pulled, at.seed, readers, 0,
+                at.is_kept, None,
             ))  # fmt: skip
         has_ended = self._dataset_fetcher.ended
         if has_ended:
@@ -269,7 +277,8 @@ class _Samples(_MapDatasetFetcher):
         try:
             samples = [dataset[index := each] for each in indices]
         except Exception as error:
-            error.add_note(f"while reading sample {index!r}")
+            with contextlib.suppress(Exception):  # Of a class that may not be changed.
+                error.add_note(f"while reading sample {index!r}")
             raise
         return self.collate_fn(samples)
 
@@ -373,7 +382,10 @@ class WorkerLoop(_Loop):
         self._team = Team(_job_of(loader, self._num), *_method_of(loader))
         self._finalizer = weakref.finalize(self, Team.close, self._team)
         # Once more, as PyTorch does it.
-        self._sampler_iter = iter(self._index_sampler)
+        if at.begun is None or at.begun.times > 1 or self._is_kept:
+            self._sampler_iter = iter(self._index_sampler)
+        if self._order is not None and at.begun is None:
+            self._order.reach.begun = self._order.reach.begun._replace(times=2)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Another loop, with the workers that persist."""
@@ -405,7 +417,7 @@ class WorkerLoop(_Loop):
             told = Read(worker.reader[0] + len(worker.asked), transport.write_indices(indices))
             self._asked.append(_Asked(worker, START, START))
         else:
-            before, self._pulled = self._pulled, order.pulled
+            before, self._pulled = self._pulled, order.reach.pulled
             told = Read(self._pulled.num - 1, transport.write_indices(indices), *order.place)
             self._asked.append(_Asked(worker, before, self._pulled))
         self._team.ask(worker, told)

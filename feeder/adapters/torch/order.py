@@ -3,8 +3,9 @@
 PyTorch's samplers have no place to go on from, and draw from generators that others draw from, too.
 So an order is kept as what it began with: the states of the generators, or one seed. To go on, the
 loop is begun again with those and as many batches of indices are pulled as were used; a digest says
-whether they are the same. A sampler with `state_dict` and `load_state_dict` is asked itself if its
-state is a place: if another one with each batch, and nobody reads it ahead of the batches.
+whether they are the same. If they are not, and a sampler has `state_dict` and `load_state_dict`,
+that goes on itself, if what it says is a place: another one with each batch, and nobody reads it
+ahead of the batches.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 import torch
@@ -36,11 +38,12 @@ from feeder.adapters.torch.generators import (
 from feeder.adapters.torch.samplers import (
     DRAW_FROM_TORCH,
     dealt_sampler,
+    innermost,
+    is_stateful,
     load_states,
     own_generators,
     process_generators,
     samplers_of,
-    stateful_sampler,
     stateful_samplers,
     states_of,
 )
@@ -63,6 +66,12 @@ class Begun(NamedTuple):
     """What the samplers with a state said."""
     is_after_end: bool = True
     """Whether that may be of the end of a loop, and is not of one that was left."""
+    times: int = 1
+    """How often PyTorch iterated over the sampler to begin: twice if it began workers."""
+    is_lazy: bool | None = False
+    """Whether all that was when the first batch was pulled, and not when the loop was begun. None
+    of a state of an older feeder: then so were the process's generators alone, of PyTorch's own
+    samplers."""
 
 
 class Pulled(NamedTuple):
@@ -90,21 +99,27 @@ class Now(NamedTuple):
     """Batches that were pulled and not given."""
     has_ended: bool
     """Whether the sampler has said after these that there are no more."""
+    digest: int | None = None
+    """Of all that were pulled; None of a state of an older feeder."""
 
 
 _new = tuple.__new__
+_OLD_LAZY = (BatchSampler, *DRAW_FROM_TORCH)
 
 START = Pulled(0, xxhash.xxh3_64().intdigest())
 
 
 class Reach:
-    """How far a loop has pulled its order. Plain numbers: they outlive the loop."""
+    """How far a loop has pulled its order. Plain values: they outlive the loop, and any thread may
+    read them."""
 
-    __slots__ = ("has_ended", "num")
+    __slots__ = ("begun", "has_ended", "pulled")
 
-    def __init__(self) -> None:
-        self.num = 0
-        """Batches of indices that were pulled."""
+    def __init__(self, begun: Begun, pulled: Pulled) -> None:
+        self.begun = begun
+        """What the order began with."""
+        self.pulled = pulled
+        """Where it stands."""
         self.has_ended = False
         """Whether the sampler has said that there are no more."""
 
@@ -119,7 +134,7 @@ class _Worth(enum.Enum):
     NOTHING = enum.auto()
     """It was the same after two batches."""
     TRIED = enum.auto()
-    """A loop goes on from it, so it is a place."""
+    """The loop goes on from it, so it is a place."""
 
 
 class _Word:
@@ -139,6 +154,8 @@ class _Word:
     def hear(self, indices: Any, num: int) -> tuple[Any, bool]:
         """The place after a batch, which is number `num` from 1, if it is known to be one; and
         whether the sampler has come to its end."""
+        if self._worth is _Worth.NOTHING:
+            return None, False
         before, (self._said,) = self._said, states_of([self._sampler])
         if num > 1 and self._worth in (_Worth.OPEN, _Worth.PLACE):
             is_same = _are_same(before, self._said)
@@ -161,43 +178,38 @@ class Order:
         # Weak: a loader whose workers persist keeps its loop, and they end when it is dropped.
         self._loader = weakref.ref(loader)
         self._resumed = resumed
-        self._outer, self._batch_size = loader.batch_sampler, loader.batch_size or 1
+        self._outer = loader.batch_sampler
+        self._batch_size = getattr(self._outer, "batch_size", None) or 1
         self._own = own_generators(loader)
         self._samplers = samplers_of(loader)
         self._with_state = stateful_samplers(loader)
         self._dealt = dealt_sampler(loader)
-        # What it draws from is looked at when it does: `BatchSampler` is a generator function.
-        self._is_lazy = type(self._samplers[0]) in (BatchSampler, *DRAW_FROM_TORCH)
-        self._random = self._find_random() if self._is_lazy else None
-        asked = stateful_sampler(loader)
-        self._word = None if asked is None else _Word(asked, self._outer)
+        inner = innermost(loader)
+        # One that draws one seed of the process and nothing else.
+        is_random = type(inner) is RandomSampler and inner.generator is None
+        self._random = inner if is_random else None
+        self._word = _Word(inner, self._outer) if is_stateful(inner) else None
         self._iterator: Iterator[Any] = iter(())
         self._digest = xxhash.xxh3_64()
-        self._given = frozenset(() if resumed is None else resumed[1].given)
-        self.reach = Reach()
-        self.pulled = START if resumed is None else START._replace(given=resumed[1].given)
-        """Where it stands."""
-        if resumed is not None:
-            loader._is_loaded = True
-            self.begun = resumed[0]
-            """What it began with."""
-        else:
-            own = tuple(map(generator_state, self._own))
-            process = () if self._is_lazy else self._process_states()
-            # One that has nothing for a rank is false.
-            sampler = self._dealt
-            dealt = None if sampler is None else (sampler.epoch, sampler.num_replicas, 0)
+        if resumed is None:
             said = states_of(self._with_state)
-            self.begun = Begun(own, process, None, dealt, said, is_after_end)
+            process = process_states(process_generators(self._samplers))
+            begun = Begun(self._own_states(), process, None, self._deal_out(), said, is_after_end)
+            self._given = frozenset[int]()
+            self.reach = Reach(begun, START)
+        else:
+            loader._is_loaded = True
+            begun, pulled = resumed
+            self._given = frozenset(pulled.given)
+            self.reach = Reach(begun, START._replace(given=pulled.given))
 
-    def _find_random(self) -> Any:
-        """The sampler that draws one seed of the process and nothing else."""
-        inner = self._samplers[-1]
-        plain = all(type(sampler) is BatchSampler for sampler in self._samplers[:-1])
-        return inner if plain and type(inner) is RandomSampler and inner.generator is None else None
+    def _own_states(self) -> tuple[str, ...]:
+        return tuple(map(generator_state, self._own))
 
-    def _process_states(self) -> tuple[tuple[str, str], ...]:
-        return process_states(process_generators(self._samplers))
+    def _deal_out(self) -> tuple[int, int, int] | None:
+        sampler = self._dealt
+        # One that has nothing for a rank is false.
+        return None if sampler is None else (sampler.epoch, sampler.num_replicas, 0)
 
     # ---- its begin
 
@@ -209,10 +221,9 @@ class Order:
             yield
             return
         begun, pulled = self._resumed
-        set_states(self._own, begun.own)
-        if self._word is not None and pulled.state is not None:
-            self._word.go_on_from(pulled.state)
-        else:
+        self._put(self._own, begun.own)
+        # A state of an older feeder has either.
+        if begun.states or pulled.state is None:
             load_states(self._with_state, begun.states)
         with as_it_was(begun.process):
             yield
@@ -224,39 +235,74 @@ class Order:
         self._iterator = iterator
         if self._resumed is not None:
             self._go_to(*self._resumed, now, was_pulled=was_pulled)
-        elif self._with_state and self.begun.is_after_end:
+        elif self._with_state and self.reach.begun.is_after_end:
             loader = self._loader()
             if loader is not None and loader._is_loaded:
                 self._iterator = chain.from_iterable(self._unspent(iterator))
-        if self._is_lazy and self.begun.seed is None and not self.begun.process:
+        # Nothing is drawn before its first batch, and set_epoch may be called until then.
+        is_lazy = isinstance(iterator, GeneratorType)
+        if is_lazy and not self.reach.pulled.num and not self.reach.begun.is_lazy:
             self._iterator = chain(self._noting(), self._iterator)
 
+    def _put(self, own: list[Any], states: tuple[str, ...]) -> None:
+        # A sampler that makes generators when it is iterated over makes these anew; if that is
+        # not so, the digest tells.
+        if len(own) == len(states):
+            set_states(own, states)
+
     def _go_to(self, begun: Begun, pulled: Pulled, now: Now | None, *, was_pulled: bool) -> None:
-        if self._word is not None and pulled.state is not None:
-            self.reach.num, self.pulled = pulled.num, pulled
-            if pulled.is_last:
-                self._iterator = self._over(pulled.state)
-            return
         if begun.dealt is not None:
             self._deal(begun.dealt, pulled.num)
             return
+        if begun.is_lazy:
+            self._put(self._own, begun.own)
+        is_old = begun.is_lazy is None and type(self._samplers[0]) in _OLD_LAZY
+        for name, state in begun.process if begun.is_lazy or is_old else ():
+            set_generator_state(OF_PROCESS[name], state)
         if begun.seed is not None:
             self._iterator = self._seeded(begun.seed)
-        for name, state in begun.process if self._is_lazy else ():
-            set_generator_state(OF_PROCESS[name], state)
+        try:
+            self._go_again(begun, pulled, now, was_pulled=was_pulled)
+        except ResumeError:
+            if self._word is None or pulled.state is None:
+                raise
+            self._go_on(self._word, begun, pulled, now)
+
+    def _go_again(self, begun: Begun, pulled: Pulled, now: Now | None, *, was_pulled: bool) -> None:
+        """Pull what was pulled."""
         if begun.states and begun.is_after_end:
             self._iterator = chain.from_iterable(self._unspent(self._iterator))
         self._pull_again(pulled.num)
-        if now is not None:
-            # As far as it was, before it goes on with what others have left of the generators.
-            ahead = list(islice(self._iterator, now.ahead + now.has_ended))
-            self._iterator = chain(ahead, self._iterator)
-            set_states(self._own, now.own)
-        elif was_pulled and not pulled.num:
-            # Drawn with the generators as they were, and not as they are when it is given.
-            self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
         if self._digest.intdigest() != pulled.digest:
             raise _other_samples()
+        # As far as it was, before it goes on with what others have left of the generators.
+        is_first_ahead = was_pulled and not pulled.num
+        num_ahead = is_first_ahead if now is None else now.ahead + now.has_ended
+        ahead = list(islice(self._iterator, num_ahead))
+        self._iterator = chain(ahead, self._iterator)
+        if now is not None:
+            digest = self._digest.copy()
+            for indices in ahead:
+                digest.update(_bytes_of(indices))
+            if now.digest is not None and digest.intdigest() != now.digest:
+                raise _other_samples()
+            loader = self._loader()
+            self._put(self._own if loader is None else own_generators(loader), now.own)
+        if ahead:
+            # What the sampler says now is of a later batch than the next one.
+            self._word = None
+
+    def _go_on(self, word: _Word, begun: Begun, pulled: Pulled, now: Now | None) -> None:
+        """The sampler goes on itself: it depends on more than what a loop begins with."""
+        self._put(self._own, begun.own if now is None or now.ahead else now.own)
+        for name, state in begun.process:
+            set_generator_state(OF_PROCESS[name], state)
+        word.go_on_from(pulled.state)
+        self._word, self._digest = word, xxhash.xxh3_64()
+        self.reach.pulled, self.reach.has_ended = pulled, False
+        self._iterator = (
+            self._over(word, pulled.state) if pulled.is_last else iter(self._samplers[0])
+        )
 
     def _pull_again(self, num: int) -> None:
         for _ in range(num):
@@ -275,23 +321,25 @@ class Order:
         yield first
         yield iterator if first else self._samplers[0]
 
-    def _over(self, state: Any) -> Iterator[Any]:
+    def _over(self, word: _Word, state: Any) -> Iterator[Any]:
         """Nothing: and what a sampler was told meanwhile, as trainers tell an epoch, is nothing for
         the next loop, as if this one had been read here."""
-        assert self._word is not None
-        self._word.go_on_from(state)
+        word.go_on_from(state)
         yield from ()
 
     def _noting(self) -> Iterator[Any]:
         """Nothing: and what the first batch is drawn from is noted."""
-        if self._random is None:
-            self.begun = self.begun._replace(process=self._process_states())
-        else:
+        seed, process = None, process_generators(self._samplers)
+        if self._random is not None:
             drawn = torch.Generator()
             drawn.set_state(torch.default_generator.get_state())
             # As RandomSampler draws it.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=drawn).item())
-            self.begun = self.begun._replace(seed=seed)
+            process = ()
+        self.reach.begun = self.reach.begun._replace(
+            own=self._own_states(), process=process_states(process), seed=seed,
+            dealt=self._deal_out(), is_lazy=True,
+        )  # fmt: skip
         yield from ()
 
     def _seeded(self, seed: int) -> Iterator[Any]:
@@ -331,7 +379,7 @@ class Order:
             of_each = left // ranks if sampler.drop_last else -(-left // ranks)
             had += min(num * self._batch_size, of_each) * ranks
             ranks, num = sampler.num_replicas, 0
-        self.begun = self.begun._replace(dealt=(epoch, ranks, had))
+        self.reach.begun = self.reach.begun._replace(dealt=(epoch, ranks, had))
         self._iterator = self._in_batches(_rest_of(sampler, had))
         self._pull_again(num)
 
@@ -347,7 +395,9 @@ class Order:
         except StopIteration:
             reach.has_ended = True
             raise
-        reach.num = num = reach.num + 1
+        if isinstance(indices, Iterator):
+            indices = list(indices)
+        num = reach.pulled.num + 1
         if self._dealt is None:
             self._digest.update(_bytes_of(indices))
         state, is_last = None, False
@@ -357,7 +407,7 @@ class Order:
         if self._given:
             given = tuple(sorted(number for number in self._given if number >= num))
         # One for each batch, and half as quick by its class.
-        self.pulled = _new(Pulled, (num, self._digest.intdigest(), state, is_last, given))
+        reach.pulled = _new(Pulled, (num, self._digest.intdigest(), state, is_last, given))
         if num - 1 in self._given:
             return next(self)
         return indices
@@ -366,10 +416,11 @@ class Order:
     def place(self) -> tuple[int, int]:
         """Where the samples of the batch that was pulled last lie in the order that is dealt out to
         the ranks: the first one, and how far from one to the next."""
-        if self._dealt is None or self.begun.dealt is None:
+        dealt = self.reach.begun.dealt
+        if self._dealt is None or dealt is None:
             return 0, 0
-        _, ranks, had = self.begun.dealt
-        before = (self.reach.num - 1) * self._batch_size
+        _, ranks, had = dealt
+        before = (self.reach.pulled.num - 1) * self._batch_size
         return had + before * ranks + self._dealt.rank, ranks
 
 

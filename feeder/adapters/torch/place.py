@@ -40,11 +40,14 @@ class Stand:
     """Where a loader stands, as its newest loop writes it: the loop has it as long as it is read,
     and the loader as long as no other loop is begun or state loaded."""
 
-    __slots__ = ("mark", "reach")
+    __slots__ = ("mark", "reach", "said")
 
     def __init__(self, mark: Mark, reach: Reach | None = None) -> None:
         self.mark = mark
-        self.reach = Reach() if reach is None else reach
+        self.reach = reach
+        """How far the order was pulled; None for an iterable."""
+        self.said: bytes | None = None
+        """What a data set with a state said before the batch that is being read, or has failed."""
 
 
 def write(mark: Mark) -> dict[str, Any]:
@@ -61,6 +64,8 @@ def write(mark: Mark) -> dict[str, Any]:
         "now": None if mark.now is None else list(mark.now),
         "samplers": [_text(STATES.pack(state)) for state in begun.states],
         "is_after_end": begun.is_after_end,
+        "times": begun.times,
+        "is_lazy": begun.is_lazy,
         "order_seed": begun.seed,
         "dealt": None if begun.dealt is None else list(begun.dealt),
         "pulled": pulled.num,
@@ -94,6 +99,9 @@ def read(state: dict[str, Any]) -> Mark:
             None if dealt is None else tuple(dealt),
             tuple(STATES.unpack(b64decode(said)) for said in samplers),
             bool(state.get("is_after_end", True)),
+            # Of an older feeder: whether there were workers, and these had not persisted.
+            int(state.get("times", 2 if state["seed"] and not state["is_kept"] else 1)),
+            state.get("is_lazy"),
         ),
         pulled=Pulled(
             int(state["pulled"]), int(state["digest"], 16),
@@ -106,7 +114,7 @@ def read(state: dict[str, Any]) -> Mark:
             for num, at, is_done in readers
         ),
         turn=int(state["turn"]),
-        now=None if now is None else Now(tuple(now[0]), int(now[1]), bool(now[2])),
+        now=None if now is None else Now(tuple(now[0]), int(now[1]), bool(now[2]), *now[3:]),
         is_kept=bool(state["is_kept"]),
     )  # fmt: skip
 

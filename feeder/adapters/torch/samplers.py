@@ -7,8 +7,11 @@ in samplers, generators, states.
 from __future__ import annotations
 
 import copy
+import numbers
+from collections import deque
 from collections.abc import Iterator
-from types import MemberDescriptorType
+from random import SystemRandom
+from types import MemberDescriptorType, MethodType
 from typing import Any
 
 import torch
@@ -23,8 +26,6 @@ _DRAW_NOTHING = (SequentialSampler, DistributedSampler)
 DRAW_FROM_TORCH = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DEEPEST = 8
 """Samplers in samplers are looked through so far."""
-_MOST = 64
-"""A list of more is no list of samplers."""
 
 
 def is_stateful(value: Any) -> bool:
@@ -38,7 +39,9 @@ def own_generators(loader: Any) -> list[Any]:
     shared = {id(generator) for generator in generators.OF_PROCESS.values()}
     for part in (loader, *samplers_of(loader)):
         for value in _held(part):
-            if isinstance(value, generators.KINDS) and id(value) not in shared:
+            # That one draws from the system, and has no state.
+            is_random = isinstance(value, generators.KINDS) and type(value) is not SystemRandom
+            if is_random and id(value) not in shared:
                 found.setdefault(id(value), value)
     return list(found.values())
 
@@ -47,18 +50,20 @@ def samplers_of(loader: Any) -> list[Any]:
     """The samplers of a loader, and those in them, also if a data set of a sampler's own lies in
     between: what that draws or says is no order."""
     found: list[Any] = []
+    no_orders: list[Any] = []
     waiting = [(loader.batch_sampler, 0), (loader.sampler, 0)]
     while waiting:
         part, depth = waiting.pop(0)
-        is_known = part is loader.dataset or any(part is one for one in found)
-        if part is None or depth > _DEEPEST or is_known:
+        is_known = any(part is one for one in (loader.dataset, *found, *no_orders))
+        if part is None or depth > _DEEPEST or (is_known and depth):
             continue
-        found.append(part)
-        is_data = isinstance(part, Dataset)
+        # What the loader iterates over is a sampler, whatever else it is.
+        is_data = depth > 0 and isinstance(part, Dataset)
+        (no_orders if is_data else found).append(part)
         for value in _held(part):
             if isinstance(value, (Sampler, Dataset)) or (not is_data and _may_be_order(value)):
                 waiting.append((value, depth + 1))
-    return [part for part in found if not isinstance(part, Dataset)]
+    return found
 
 
 def _may_be_order(value: Any) -> bool:
@@ -70,7 +75,7 @@ def _may_be_order(value: Any) -> bool:
 
 
 def _held(part: Any) -> Iterator[Any]:
-    """What an object has as attributes, and in short lists and dicts of these."""
+    """What an object has as attributes, and in lists, sets and dicts of these."""
     values = [value for _, value in sorted(getattr(part, "__dict__", {}).items())]
     for kind in type(part).__mro__:
         for name, value in vars(kind).items():
@@ -79,18 +84,29 @@ def _held(part: Any) -> Iterator[Any]:
             elif isinstance(value, generators.KINDS):
                 values.append(value)
     for value in values:
-        yield value
-        if type(value) in (list, tuple, dict) and len(value) <= _MOST:
-            yield from value.values() if type(value) is dict else value
+        yield from _unpacked(value, 0)
 
 
-def stateful_sampler(loader: Any) -> Any:
-    """The sampler with a state of which nobody reads ahead of the batches; None if there is none.
-    What groups samples by length, say, has read more of its sampler than it has given."""
+def _unpacked(value: Any, depth: int) -> Iterator[Any]:
+    """A value, and those in it if it is a container of others than numbers and texts."""
+    if isinstance(value, MethodType):
+        value = value.__self__
+    yield value
+    inner = value.values() if isinstance(value, dict) else value
+    if depth < _DEEPEST and isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+        first = next(iter(inner), None)
+        if not isinstance(first, (numbers.Number, str, bytes, type(None))):
+            for each in inner:
+                yield from _unpacked(each, depth + 1)
+
+
+def innermost(loader: Any) -> Any:
+    """The sampler that nobody reads ahead of the batches: below PyTorch's own `BatchSampler`. What
+    groups samples by length, say, has read more of its sampler than it has given."""
     part = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while type(part) is BatchSampler:
         part = part.sampler
-    return part if is_stateful(part) else None
+    return part
 
 
 def stateful_samplers(loader: Any) -> list[Any]:
