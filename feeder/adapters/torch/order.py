@@ -254,19 +254,42 @@ class Order:
         if begun.dealt is not None:
             self._deal(begun.dealt, pulled.num)
             return
-        if begun.is_lazy:
-            self._put(self._own, begun.own)
         is_old = begun.is_lazy is None and type(self._samplers[0]) in _OLD_LAZY
-        for name, state in begun.process if begun.is_lazy or is_old else ():
-            set_generator_state(OF_PROCESS[name], state)
+        if begun.is_lazy or is_old:
+            self._set_back(begun, own=not is_old)
         if begun.seed is not None:
             self._iterator = self._seeded(begun.seed)
-        try:
+        word = self._word
+        with contextlib.suppress(ResumeError):
             self._go_again(begun, pulled, now, was_pulled=was_pulled)
-        except ResumeError:
-            if self._word is None or pulled.state is None:
-                raise
-            self._go_on(self._word, begun, pulled, now)
+            return
+        if begun.states and not begun.is_after_end:
+            # What a sampler says in the middle of a loop that is left may be where it goes on, or
+            # where it would go on; then it begins anew if it is iterated over once more.
+            self._set_back(begun)
+            self._begin_at(START, word, iter(self._samplers[0]))
+            with contextlib.suppress(ResumeError):
+                self._go_again(begun, pulled, now, was_pulled=was_pulled)
+                return
+        if word is None or pulled.state is None:
+            raise _other_samples()
+        # The sampler goes on itself: it depends on more than what a loop begins with.
+        self._set_back(begun)
+        if now is not None and not now.ahead:
+            self._put(self._own, now.own)
+        word.go_on_from(pulled.state)
+        again = self._over(word, pulled.state) if pulled.is_last else self._samplers[0]
+        self._begin_at(pulled, word, iter(again))
+
+    def _set_back(self, begun: Begun, *, own: bool = True) -> None:
+        if own:
+            self._put(self._own, begun.own)
+        for name, state in begun.process:
+            set_generator_state(OF_PROCESS[name], state)
+
+    def _begin_at(self, pulled: Pulled, word: _Word | None, iterator: Iterator[Any]) -> None:
+        self.reach.pulled, self.reach.has_ended = pulled, False
+        self._word, self._digest, self._iterator = word, xxhash.xxh3_64(), iterator
 
     def _go_again(self, begun: Begun, pulled: Pulled, now: Now | None, *, was_pulled: bool) -> None:
         """Pull what was pulled."""
@@ -278,7 +301,7 @@ class Order:
         # As far as it was, before it goes on with what others have left of the generators.
         is_first_ahead = was_pulled and not pulled.num
         num_ahead = is_first_ahead if now is None else now.ahead + now.has_ended
-        ahead = list(islice(self._iterator, num_ahead))
+        ahead = [_at_hand(indices) for indices in islice(self._iterator, num_ahead)]
         self._iterator = chain(ahead, self._iterator)
         if now is not None:
             digest = self._digest.copy()
@@ -291,18 +314,6 @@ class Order:
         if ahead:
             # What the sampler says now is of a later batch than the next one.
             self._word = None
-
-    def _go_on(self, word: _Word, begun: Begun, pulled: Pulled, now: Now | None) -> None:
-        """The sampler goes on itself: it depends on more than what a loop begins with."""
-        self._put(self._own, begun.own if now is None or now.ahead else now.own)
-        for name, state in begun.process:
-            set_generator_state(OF_PROCESS[name], state)
-        word.go_on_from(pulled.state)
-        self._word, self._digest = word, xxhash.xxh3_64()
-        self.reach.pulled, self.reach.has_ended = pulled, False
-        self._iterator = (
-            self._over(word, pulled.state) if pulled.is_last else iter(self._samplers[0])
-        )
 
     def _pull_again(self, num: int) -> None:
         for _ in range(num):
@@ -395,8 +406,7 @@ class Order:
         except StopIteration:
             reach.has_ended = True
             raise
-        if isinstance(indices, Iterator):
-            indices = list(indices)
+        indices = _at_hand(indices)
         num = reach.pulled.num + 1
         if self._dealt is None:
             self._digest.update(_bytes_of(indices))
@@ -431,6 +441,11 @@ def _other_samples() -> ResumeError:
         "was taken on; if the sampler draws from global generators of PyTorch, NumPy or Python, it "
         "fits only the same number of workers"
     )
+
+
+def _at_hand(indices: Any) -> Any:
+    """A batch of indices that can be looked at and used; an iterator only once."""
+    return list(indices) if isinstance(indices, Iterator) else indices
 
 
 def _are_same(one: Any, other: Any) -> bool:

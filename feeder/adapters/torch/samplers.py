@@ -10,8 +10,9 @@ import copy
 import numbers
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from random import SystemRandom
-from types import MemberDescriptorType, MethodType
+from types import MemberDescriptorType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from feeder.errors import ResumeError
 _DRAW_NOTHING = (SequentialSampler, DistributedSampler)
 DRAW_FROM_TORCH = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DEEPEST = 8
-"""Samplers in samplers are looked through so far."""
+"""Samplers in samplers, and containers in containers, are looked through so far."""
+_PLAIN = (numbers.Number, str, bytes, type(None))
 
 
 def is_stateful(value: Any) -> bool:
@@ -92,12 +94,15 @@ def _unpacked(value: Any, depth: int) -> Iterator[Any]:
     if isinstance(value, MethodType):
         value = value.__self__
     yield value
+    if isinstance(value, SimpleNamespace):
+        value = vars(value)
     inner = value.values() if isinstance(value, dict) else value
-    if depth < _DEEPEST and isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-        first = next(iter(inner), None)
-        if not isinstance(first, (numbers.Number, str, bytes, type(None))):
-            for each in inner:
-                yield from _unpacked(each, depth + 1)
+    if depth == _DEEPEST or not isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+        return
+    # A list of indices or of names is long, and holds nothing else.
+    if not all(isinstance(one, _PLAIN) for one in islice(inner, _DEEPEST)):
+        for each in inner:
+            yield from _unpacked(each, depth + 1)
 
 
 def innermost(loader: Any) -> Any:
