@@ -532,6 +532,14 @@ class Run:
                 Killed(number, taken, state, save_generators(), self.errors, len(self.log))
             )
 
+    def _save_failed(self) -> None:
+        """A state after a batch that failed is one of the batch before."""
+        if self.saves and self.kills:
+            state = json.loads(json.dumps(self.loader.state_dict()))
+            last = self.kills[-1]
+            again = dataclasses.replace(last, state=state, generators=save_generators())
+            self.kills.append(again)
+
     def _loop(self, number: int, most: int | None, taken: int) -> None:
         """Take batches of a new iterator, all of them or some."""
         num = taken
@@ -551,6 +559,7 @@ class Run:
                 self._save(number + 1, 0)
                 return
             except Exception as error:
+                self._save_failed()
                 self._failed(error)
                 self.errors += 1
                 num += 1
@@ -682,22 +691,27 @@ def compare(program: Program) -> None:
     # Each resume begins processes: with workers after some batches, and not after each.
     for killed in run.kills[:: 1 if not program.workers else max(1, len(run.kills) // 3)]:
         left = want[killed.log_length :]
-        assert resume(program, killed) == left, (killed.action, killed.taken)
+        resumed = resume(program, killed, saves=True)
+        assert resumed.log == left, (killed.action, killed.taken)
+        for later in resumed.kills[1:2]:
+            again = resume(program, later).log
+            assert again == left[later.log_length :], (killed.taken, later.action, later.taken)
         is_of_loop = killed.action == len(program.actions) - 1
         if program.workers and is_of_loop and not program.is_iterable:
             # In other workers, or in none: what later loops draw is another matter.
             other = (program.workers + killed.taken) % 4
             # Without workers PyTorch keeps strides that it loses in them; errors name no worker.
             other = other or int(program.item == "image" or program.fails_at is not None)
-            assert resume(program, killed, num_workers=other) == left, (killed.taken, other)
+            assert resume(program, killed, num_workers=other).log == left, (killed.taken, other)
 
 
-def resume(program: Program, killed: Killed, **changed: Any) -> list[Any]:
-    """What a new process logs that goes on where another one was killed."""
+def resume(program: Program, killed: Killed, *, saves: bool = False, **changed: Any) -> Run:
+    """The run of a new process that goes on where another one was killed."""
     run = Run(program, DataLoader, seed=77, **changed)
+    run.saves = saves
     run.loader.load_state_dict(copy.deepcopy(killed.state))
     load_generators(killed.generators)
-    return run.go(killed.action, killed.taken, killed.errors).log
+    return run.go(killed.action, killed.taken, killed.errors)
 
 
 def main() -> None:

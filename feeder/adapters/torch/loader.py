@@ -214,8 +214,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             now = Now(own, 0, False)
             if (reach := stand.reach) is not None:
                 # A batch that is being read, or has failed, is pulled and not given.
-                pulled = reach.pulled
-                now = Now(own, max(0, pulled.num - mark.pulled.num), reach.has_ended, pulled.digest)
+                num, digest, has_ended = reach.drawn
+                now = Now(own, max(0, num - mark.pulled.num), has_ended, digest)
                 mark = mark._replace(begun=reach.begun)
             if mark.readers is not None and not self.num_workers:
                 # If nothing is being read it says now what it said after that batch.

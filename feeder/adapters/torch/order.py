@@ -113,7 +113,7 @@ class Reach:
     """How far a loop has pulled its order. Plain values: they outlive the loop, and any thread may
     read them."""
 
-    __slots__ = ("begun", "has_ended", "pulled")
+    __slots__ = ("again", "begun", "has_ended", "pulled")
 
     def __init__(self, begun: Begun, pulled: Pulled) -> None:
         self.begun = begun
@@ -122,6 +122,15 @@ class Reach:
         """Where it stands."""
         self.has_ended = False
         """Whether the sampler has said that there are no more."""
+        self.again = (0, START.digest, False)
+        """What `drawn` was when a loop that goes on had begun."""
+
+    @property
+    def drawn(self) -> tuple[int, int, bool]:
+        """How many batches were drawn from the generators, also those that a loop that goes on has
+        not pulled yet; the digest of these; and whether the sampler has ended."""
+        now = (self.pulled.num, self.pulled.digest, self.has_ended)
+        return now if self.has_ended or now[0] > self.again[0] else self.again
 
 
 class _Worth(enum.Enum):
@@ -309,6 +318,8 @@ class Order:
                 digest.update(_bytes_of(indices))
             if now.digest is not None and digest.intdigest() != now.digest:
                 raise _other_samples()
+            num = pulled.num + len(ahead)
+            self.reach.again = num, digest.intdigest(), len(ahead) < num_ahead
             loader = self._loader()
             self._put(self._own if loader is None else own_generators(loader), now.own)
         if ahead:

@@ -21,7 +21,7 @@ from feeder.executors import scaling
 from feeder.executors.actors import DATA, ActorPool
 from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
-from lineage import WAIT_S, ends_of
+from lineage import WAIT_S, ends_of, shared_memory
 from project import ROOT, TESTS
 from small import wait_until
 
@@ -60,7 +60,7 @@ def test_killed_again_and_again(
 ) -> None:
     """And nothing is left when the feed stops."""
     monkeypatch.setenv(DATA, way)
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     stream = expected(make_fetch(form, "ragged"), pure=form == "pure", epochs=3)
     dice, got, kills = random.Random(form + way), [], 0
     retries = {} if form == "replay" else {"retries": 1000}
@@ -80,7 +80,7 @@ def test_killed_again_and_again(
         ends = stack.enter_context(ends_of(pool.pids()))
     with stack:
         ends.wait()
-    assert not set(os.listdir("/dev/shm")) - before
+    assert not shared_memory() - before
     assert_same(got, stream)
     assert kills >= 3
     assert figures.executor is not None and figures.executor.restarts >= 1
