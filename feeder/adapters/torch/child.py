@@ -22,7 +22,9 @@ import msgspec
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
+from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.graph_settings import apply_random_seed
 
 from feeder.adapters.torch import transport
 from feeder.adapters.torch.stateful import DatasetState, has_shrunk
@@ -203,6 +205,9 @@ class _Worker:
         self._state.load(packed)
         if self._is_done:
             return
+        if isinstance(self._dataset, IterDataPipe):
+            # Its shuffles are the same in all workers, each of which has its share of them.
+            apply_random_seed(self._dataset, torch.Generator().manual_seed(self._seed))
         self._iterator = self._state.begin(iter(self._dataset), num)
         if packed is None:
             for number in range(num):

@@ -14,11 +14,13 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing
 from torch._utils import ExceptionWrapper
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data import dataloader as theirs
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -379,11 +381,16 @@ class WorkerLoop(_Loop):
                 "the state is one of %d workers, each of which reads the iterable by itself: so "
                 "many read the rest of the epoch", self._num,
             )  # fmt: skip
-        self._team = Team(_job_of(loader, self._num), *_method_of(loader))
+        init = loader.worker_init_fn
+        if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+            init = partial(theirs._sharding_worker_init_fn, init, self._world_size, self._rank)
+        self._team = Team(_job_of(loader, self._num, init), *_method_of(loader))
         self._finalizer = weakref.finalize(self, Team.close, self._team)
         # Once more, as PyTorch does it.
         if at.begun is None or at.begun.times > 1 or self._is_kept:
             self._sampler_iter = iter(self._index_sampler)
+        if self._shared_seed is not None:
+            theirs._share_dist_seed(loader.generator, self._pg)
         if self._order is not None and at.begun is None:
             self._order.reach.begun = self._order.reach.begun._replace(times=2)
 
@@ -395,6 +402,9 @@ class WorkerLoop(_Loop):
 
     def _draw_seed(self, loader: Any) -> int:
         """What the draws of the workers in this loop belong to."""
+        if self._shared_seed is not None:
+            # PyTorch's for the shuffles of a DataPipe, alike on all ranks.
+            return int(self._shared_seed)
         dealt = dealt_sampler(loader)
         # Alike on all ranks, who may each have another state of PyTorch's generator.
         seed: int = self._base_seed if dealt is None else (dealt.seed << 32) + dealt.epoch
@@ -517,11 +527,11 @@ class WorkerLoop(_Loop):
             self._team.close()
 
 
-def _job_of(loader: Any, num_workers: int) -> Job:
+def _job_of(loader: Any, num_workers: int, init: Callable[[int], Any] | None) -> Job:
     return Job(
         loader.dataset, loader._dataset_kind == theirs._DatasetKind.Iterable, loader.batch_size,
-        loader._auto_collation, loader.collate_fn, loader.drop_last, loader.worker_init_fn,
-        num_workers, dealt_sampler(loader) is not None, STATES,
+        loader._auto_collation, loader.collate_fn, loader.drop_last, init, num_workers,
+        dealt_sampler(loader) is not None, STATES,
     )  # fmt: skip
 
 
