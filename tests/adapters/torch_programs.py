@@ -29,6 +29,7 @@ import hypothesis.strategies as st
 import numpy as np
 import torch
 import torch.utils.data as tud
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from feeder.adapters.torch import DataLoader
 
@@ -415,6 +416,9 @@ def make_data(program: Program) -> Any:
     """The data set, new."""
     if program.is_iterable:
         kind = program.data.removeprefix("stream ")
+        if kind == "pipe":
+            numbers = IterableWrapper(range(program.num)).shuffle().sharding_filter()
+            return numbers.map((ITEMS | RAGGED)[program.item])
         named = {"own state": OwnState, "epochs": Epochs, "sticky": Sticky}
         plain = Resumed if "state" in kind else Counted if "len" in kind else Stream
         return named.get(kind, plain)(program.num, program.item, kind)
@@ -630,7 +634,7 @@ def programs(draw: Any, most_workers: int) -> Program:
         "map", "map", "map", "together", *(() if most_workers else ("counting",)),
         "stream plain", "stream self", "stream sharded", "stream len", "stream len more",
         "stream len less", "stream sharded state", "stream state", "stream own state",
-        "stream epochs", "stream sticky",
+        "stream epochs", "stream sticky", "stream pipe",
     )))  # fmt: skip
     is_ragged = draw(st.booleans())
     collate = draw(st.sampled_from(("list", "object") if is_ragged else ("default", "list")))
