@@ -138,6 +138,9 @@ class Executor(Protocol):
     def begin(self, spec: StreamSpec, run: RunSpec) -> Any:
         """A stream begins: its `fetch.executor.Execution`. Nothing runs before that is started."""
 
+    def of(self, fetch: Callable[..., Any]) -> Executor:
+        """The same for another fetch function."""
+
 
 class RunSpec(NamedTuple):
     """How a stream is run: none of it changes a batch."""

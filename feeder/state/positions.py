@@ -3,11 +3,13 @@ not fit."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
 import warnings
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from feeder.errors import ConfigError, ReplayWarning, ResumeError
@@ -42,6 +44,13 @@ class Positions:
         dealing = Dealing.from_start(len(config.devices), stream.batch_size, stream.epochs)
         digest = fingerprint_digest(self.fingerprint)
         self.id = StreamId(config.name, number, digest, older, dealing)
+
+    @cached_property
+    def older(self) -> Positions | None:
+        """Those of the stream as it was in an earlier format of its source; None where that is
+        none."""
+        config = self.config.as_it_was()
+        return None if config is None else Positions(config, self.number)
 
     # ---- written down
 
@@ -99,7 +108,18 @@ class Positions:
         return resume
 
     def find_in(self, position: Snapshot | bytes) -> Resume:
-        """The same, from a snapshot of perhaps many streams, or a token."""
+        """The same, from a snapshot of perhaps many streams, or a token. Where it is of an earlier
+        format of the source, what goes on there has to be the stream of `older`."""
+        try:
+            return self._find_in(position)
+        except ResumeError:
+            if self.older is None:
+                raise
+            with contextlib.suppress(ResumeError):
+                return self.older.find_in(position)._replace(is_older=True)
+            raise
+
+    def _find_in(self, position: Snapshot | bytes) -> Resume:
         if isinstance(position, bytes):
             return self.find(position)
         for state in position.states:

@@ -1,21 +1,14 @@
-"""`mix`: several sources by weights, and the arithmetic that finds record n of a mixture.
-
-An epoch of a mixture is made of *segments*, each of blocks that hold the same number of records of
-each source. How many segments there are depends on the schedule and the number of sources, not on
-the number of records; so record n is found by its segment, its block, and its place in the block.
-Within a block the records come in a random order, which follows from the seed, the epoch and the
-number of the block.
-"""
+"""`mix`: several sources by weights; which source and which of its records record n is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Unpack, get_args
 
 import numpy as np
 import xxhash
@@ -23,19 +16,25 @@ import xxhash
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
+from feeder.workers.sources.orders.blocks import (
+    MOST_EXACT,
+    OnExhausted,
+    Segment,
+    Step,
+    block_of,
+    described_segments,
+    find_segments,
+)
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source, as_part
+from feeder.workers.sources.steps import rows
 from feeder.workers.sources.steps.routed import Numbers, Places, Routed
-from feeder.workers.sources.steps.rows import Step
 from feeder.workers.stream.batch import Call
 
-OnExhausted = Literal["drop", "stop", "repeat"]
 Weights = Mapping[str, float]
 
-_MOST_EXACT = 4096
-"""Weights are exact where a block of so many records can hold them."""
-_ROUNDED = 1024
-"""Else a block has so many records, and the weights are rounded to it."""
+FORMAT = 2
+"""Of mixtures whose blocks differ; others are of the first format, which has no number."""
 
 
 @public("feeder.sources")
@@ -56,7 +55,7 @@ class Mixture(Source):
         """
         routed = self.records
         # What pads the records, or joins them, stands on the mixture.
-        while isinstance(routed, Step) and not isinstance(routed, Routed):
+        while isinstance(routed, rows.Step) and not isinstance(routed, Routed):
             (routed,) = routed.parts
         assert isinstance(routed, Routed) and isinstance(routed.route, MixRoute)
         return routed.route.counts(whole("records", records), whole("epoch", epoch), seed)
@@ -76,9 +75,11 @@ def mix(
     The records come in blocks, each with exactly as many records of each source as the weights say,
     in random order: at the end of a block the proportions are exact, and between they are off by
     less than a block. A block is as small as holds the weights, such as 10 records for 0.7, 0.2 and
-    0.1; where that needs more than 4,096 records, the weights are rounded to a block of 1,024. The
-    records of a source come in the source's own order, shuffled where it is. Each source has draws
-    and shuffles of its own, keyed by its name. Resuming finds record n at once.
+    0.1; where that needs more than 4,096 records, blocks have 1,024 records and differ, so that at
+    the end of each one every source is less than two records away from its share of the epoch so
+    far, however rare it is. The records of a source come in the source's own order, shuffled
+    where it is. Each source has draws and shuffles of its own, keyed by its name. Resuming finds
+    record n at once.
 
     Args:
         sources: By name, a source and its weight, or a source alone, which weighs as much as it has
@@ -118,13 +119,7 @@ def mix(
         raise ConfigError(f"names are {list(names)}, expected different ones as text")
     steps = [(0, _checked(weights, names, power)), *_checked_schedule(schedule, names, power)]
     lengths = tuple(part.epoch_size for part in parts)
-    segments = tuple(_segments(lengths, steps, on_exhausted))
-    if not segments:
-        raise ConfigError(
-            f"the sources have {dict(zip(names, lengths, strict=True))} records, fewer than one "
-            f"block of the mixture needs, {dict(zip(names, _block(steps[0][1]), strict=True))}"
-        )
-    route = MixRoute(names, lengths, segments, on_exhausted, options.get("seed"))
+    route = MixRoute.made(names, lengths, tuple(steps), on_exhausted, options.get("seed"))
     return Mixture(Routed("mix", parts, route, names), **options)
 
 
@@ -190,118 +185,6 @@ def _checked_schedule(
     return steps
 
 
-def _block(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """The records of each source in one block."""
-    total = sum(weights)
-    shares = [weight / total for weight in weights]
-    size = math.lcm(*(share.denominator for share in shares))
-    if size <= _MOST_EXACT:
-        return tuple(int(share * size) for share in shares)
-    counts = _apportioned(shares, max(_ROUNDED, len(weights)))
-    common = math.gcd(*counts)
-    return tuple(count // common for count in counts)
-
-
-def _apportioned(shares: Sequence[Fraction], size: int) -> tuple[int, ...]:
-    """So many records, as near to the shares as whole numbers are: by largest remainders."""
-    counts = [int(share * size) for share in shares]
-    rests = sorted(
-        range(len(shares)), key=lambda k: (counts[k] - shares[k] * size, k)
-    )  # The largest remainder first.
-    for k in rests[: size - sum(counts)]:
-        counts[k] += 1
-    # Each comes at least once in a block, at the cost of the most frequent one.
-    for k, share in enumerate(shares):
-        if share and not counts[k] and max(counts) > 1:
-            counts[counts.index(max(counts))] -= 1
-            counts[k] = 1
-    return tuple(counts)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Blocks that hold the same number of records of each source."""
-
-    first: int
-    """The first record of the segment."""
-    block: int
-    """The number of its first block in the epoch."""
-    blocks: int
-    """How many blocks it has."""
-    counts: tuple[int, ...]
-    """Records of each source in a block."""
-    before: tuple[int, ...]
-    """Records of each source in the epoch before it."""
-
-    @property
-    def size(self) -> int:
-        """Records of a block."""
-        return sum(self.counts)
-
-    @property
-    def end(self) -> int:
-        """The first record after it."""
-        return self.first + self.blocks * self.size
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        """Records of each source in the epoch up to its end."""
-        return tuple(b + self.blocks * c for b, c in zip(self.before, self.counts, strict=True))
-
-
-def _segments(
-    lengths: Sequence[int], steps: Sequence[tuple[int, Sequence[Fraction]]], mode: OnExhausted
-) -> Iterator[Segment]:
-    """The segments of an epoch."""
-    last = Segment(0, 0, 0, (0,) * len(lengths), (0,) * len(lengths))
-    ends = [start for start, _ in steps[1:]]
-    for (_, weights), end in zip(steps, [*ends, None], strict=True):
-        while end is None or last.end < end:
-            left = [n - used for n, used in zip(lengths, last.after, strict=True)]
-            alive = [w if mode == "repeat" or n > 0 else Fraction(0)
-                     for w, n in zip(weights, left, strict=True)]  # fmt: skip
-            if not any(alive):
-                # All that this step reads has been read; the next one reads other sources.
-                break
-            segment = _next(last, _block(alive), left, end, mode)
-            if segment is None or (mode == "stop" and alive != list(weights)):
-                return
-            if not segment.blocks:
-                break
-            last = segment
-            yield segment
-
-
-def _next(
-    last: Segment, counts: tuple[int, ...], left: Sequence[int], end: int | None, mode: OnExhausted
-) -> Segment | None:
-    """The segment after one: whole blocks, or where there is room for none, a block cut short;
-    None where the epoch ends instead."""
-    size, drawn = sum(counts), [(n, c) for n, c in zip(left, counts, strict=True) if c]
-    room = None if end is None else end - last.end
-    if mode == "repeat":
-        # Until each has been read once, or the weights change.
-        blocks = max(0, *(-(-n // c) for n, c in drawn))
-        fits = True
-        if room is not None:
-            blocks = room // size
-    else:
-        blocks = min(n // c for n, c in drawn)
-        fits = blocks > 0
-        if room is not None:
-            blocks = min(blocks, room // size)
-    place = last.end, last.block + last.blocks
-    if blocks or (mode == "repeat" and room is None):
-        return Segment(*place, blocks, counts, last.after)
-    if not fits and mode == "stop":
-        return None
-    if room is not None and room < size:
-        counts = _apportioned([Fraction(c, size) for c in counts], room)
-    if mode != "repeat":
-        counts = tuple(min(n, c) for n, c in zip(left, counts, strict=True))
-    return Segment(*place, 1, counts, last.after) if sum(counts) else None
-
-
 @dataclass(frozen=True)
 class MixRoute:
     """Record n of a mixture → its source and the position there. Never changes."""
@@ -311,6 +194,43 @@ class MixRoute:
     segments: tuple[Segment, ...]
     on_exhausted: OnExhausted
     seed: int | None
+    steps: tuple[Step, ...] = ()
+    """The weights, and from which record on; none where the route was only described."""
+    older: MixRoute | None = None
+    """How the same mixture was in the first format; None where it is so now."""
+
+    @classmethod
+    def made(
+        cls,
+        names: tuple[str, ...],
+        lengths: tuple[int, ...],
+        steps: tuple[Step, ...],
+        mode: OnExhausted,
+        seed: int | None,
+    ) -> MixRoute:
+        """The route of sources of these lengths.
+
+        Raises:
+            ConfigError: it would have no record.
+        """
+        segments, holds = find_segments(lengths, steps, mode, evens_out=False)
+        older = cls(names, lengths, segments, mode, seed, steps) if segments else None
+        if not holds:
+            segments, _ = find_segments(lengths, steps, mode, evens_out=True)
+        if not segments:
+            raise ConfigError(
+                f"the sources have {dict(zip(names, lengths, strict=True))} records, fewer than "
+                "one block of the mixture needs, "
+                f"{dict(zip(names, block_of(steps[0][1]), strict=True))}"
+            )
+        return cls(names, lengths, segments, mode, seed, steps, None if holds else older)
+
+    def resized(self, sizes: Sequence[int]) -> MixRoute:
+        """The route of sources that have so many records, in the same format."""
+        if tuple(sizes) == self.lengths:
+            return self
+        made = MixRoute.made(self.names, tuple(sizes), self.steps, self.on_exhausted, self.seed)
+        return made if self.older else made.older or made
 
     @property
     def size(self) -> int:
@@ -326,8 +246,8 @@ class MixRoute:
         parts, counters = np.empty_like(indices), np.empty_like(indices)
         for number in np.unique(found).tolist():
             chosen = found == number
-            parts[chosen], counters[chosen] = _draw(
-                self.segments[number], indices[chosen], self._key(call.seed, call.epoch)
+            parts[chosen], counters[chosen] = self.segments[number].draw(
+                indices[chosen], self._key(call.seed, call.epoch)
             )
         lengths = np.array(self.lengths)[parts]
         if self.on_exhausted != "repeat":
@@ -347,10 +267,10 @@ class MixRoute:
         number = max(0, int(np.searchsorted(self._firsts, records, side="right")) - 1)
         segment = self.segments[number]
         blocks, rest = divmod(records - segment.first, segment.size)
-        made = np.array(segment.before) + blocks * np.array(segment.counts)
+        made = np.array(segment.made(blocks))
         if rest:
             indices = np.arange(records - rest, records)
-            parts, _ = _draw(segment, indices, self._key(seed, epoch))
+            parts, _ = segment.draw(indices, self._key(seed, epoch))
             made += np.bincount(parts, minlength=len(made))
         return dict(zip(self.names, made.tolist(), strict=True))
 
@@ -362,16 +282,10 @@ class MixRoute:
             is_below = names and field.startswith(f"{names[-1]}.")
             if field.endswith(".source") and not is_below:
                 names.append(field.removesuffix(".source"))
-        segments: list[Segment] = []
-        nothing = (0,) * len(names)
-        for first, blocks, *counts in fields["blocks"]:
-            last = segments[-1] if segments else Segment(first, 0, 0, nothing, nothing)
-            segments.append(
-                Segment(first, last.block + last.blocks, blocks, tuple(counts), last.after)
-            )
+        segments = described_segments(fields["blocks"], len(names))
         lengths = tuple(fields[f"{name}.size"] for name in names)
         mode, seed = fields["on_exhausted"], fields["mix_seed"]
-        return cls(tuple(names), lengths, tuple(segments), mode, seed)
+        return cls(tuple(names), lengths, segments, mode, seed)
 
     def describe(self) -> dict[str, Any]:
         """The blocks of each segment."""
@@ -379,7 +293,8 @@ class MixRoute:
         # With "a" and "a.b", the fields of the second look like those of a part of the first.
         hidden = any(other.startswith(f"{name}.") for name in names for other in names)
         return {
-            "blocks": [[s.first, s.blocks, *s.counts] for s in self.segments],
+            **({"mix": FORMAT} if any(segment.varies for segment in self.segments) else {}),
+            "blocks": [segment.describe() for segment in self.segments],
             "on_exhausted": self.on_exhausted,
             "mix_seed": self.seed,
             **({"names": names} if hidden else {}),
@@ -414,41 +329,7 @@ def counts_of_calls(
         return None
     route = MixRoute.described(of)
     # No mixture has larger blocks: the fields are those of something else.
-    if max(segment.size for segment in route.segments) > max(_MOST_EXACT, len(route.names)):
+    if max(segment.size for segment in route.segments) > max(MOST_EXACT, len(route.names)):
         return None
     records = min(max(0, calls * per_call - carried), route.size)
     return route.counts(records, epoch, settings["seed"])
-
-
-def _draw(segment: Segment, indices: Numbers, key: int) -> tuple[Numbers, Numbers]:
-    """The source of each record, and its number among the epoch's records of that source."""
-    size = segment.size
-    numbers, inside = np.divmod(indices - segment.first, size)
-    blocks, rows = np.unique(numbers, return_inverse=True)
-    # A slot of a block belongs to a source; sorting random numbers shuffles the slots.
-    slots = np.repeat(np.arange(len(segment.counts)), segment.counts)
-    kinds = slots[np.argsort(_mixed(blocks + segment.block, size, key), axis=1, kind="stable")]
-    parts: Numbers = kinds[rows.reshape(-1), inside]
-    counters = np.empty_like(indices)
-    for part in np.unique(parts).tolist():
-        chosen = parts == part
-        ranks = np.cumsum(kinds == part, axis=1)[rows.reshape(-1)[chosen], inside[chosen]] - 1
-        counters[chosen] = segment.before[part] + numbers[chosen] * segment.counts[part] + ranks
-    return parts, counters
-
-
-def _mixed(blocks: Numbers, size: int, key: int) -> Any:
-    """A random number for each slot of each block: SplitMix64's (Steele et al., OOPSLA 2014)."""
-    first = _finish(blocks.astype(np.uint64) * _GAMMA ^ np.uint64(key))
-    return _finish(first[:, None] + np.arange(1, size + 1, dtype=np.uint64) * _GAMMA)
-
-
-_GAMMA = np.array(0x9E3779B97F4A7C15, np.uint64)
-_MIX_1 = np.array(0xBF58476D1CE4E5B9, np.uint64)
-_MIX_2 = np.array(0x94D049BB133111EB, np.uint64)
-
-
-def _finish(numbers: Any) -> Any:
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * _MIX_1
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * _MIX_2
-    return numbers ^ (numbers >> np.uint64(31))

@@ -54,6 +54,7 @@ from feeder.workers.sources.steps.routed import Repeats, Routed, Stretch, concat
 from feeder.workers.sources.steps.rows import (
     Traits,
     apply,
+    as_it_was,
     name_in,
     samples_of,
     size_of,
@@ -274,6 +275,12 @@ class Source:
         """The same, sample by sample; `LEFT_OUT` where a record is left out."""
         return samples_of(self.records, self._order(call.seed).at(call.epoch, positions), call)
 
+    def as_it_was(self) -> Source | None:
+        """The same as it was in an earlier format, for positions of then; None where there was
+        none."""
+        older = as_it_was(self.records)
+        return None if older is None else self._with(older)
+
     def applied(self, step: Callable[[Records], Records]) -> Source:
         """The same order, with a step that makes one record of one between it and the records."""
         return self._with(apply(step, self.records))
@@ -475,6 +482,10 @@ class Source:
         """The same order of other records."""
         source = copy.copy(self)
         source.records, source._rowless, source._elsewhere = records, None, Faults("skip")
+        if (size := size_of(records)) != source.epoch_size:
+            source._plan = source._plan.resized(size)
+            source._orders, source._lock = {}, Lock()
+            source._remember_rows()
         return source
 
     def describe(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,6 +141,19 @@ class Step:
         """The same in the epoch of a call, where more is known of it."""
         return name_in(self.parts[0], index, call)
 
+    def as_it_was(self) -> Step | None:
+        """The same as it was in an earlier format; None where there was none."""
+        older = [as_it_was(part) for part in self.parts]
+        if not any(older):
+            return None
+        return self.of_parts([o or p for o, p in zip(older, self.parts, strict=True)])
+
+    def of_parts(self, parts: Sequence[Records]) -> Step:
+        """The same of other parts with the same traits."""
+        step = copy.copy(self)
+        step.parts = tuple(parts)
+        return step
+
     def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
         """One sample for each index; `LEFT_OUT` where the record is left out."""
         raise NotImplementedError
@@ -181,6 +195,12 @@ def size_of(records: Records) -> int:
     """The number of records, those included that a filter leaves out."""
     size = getattr(records, "epoch_size", None)
     return len(records) if size is None else int(size)
+
+
+def as_it_was(records: Records) -> Records | None:
+    """Records as they were in an earlier format; None where there was none."""
+    older: Callable[[], Records | None] | None = getattr(records, "as_it_was", None)
+    return None if older is None else older()
 
 
 def name_in(records: Records, index: int, call: Call) -> str:
