@@ -27,7 +27,10 @@ EVEN: dict[str, dict[str, Any]] = {
         "schedule": [(5 * i, {"a": 1, "b": 0.01 * i, "c": 0.02}) for i in range(1, 30)],
         "on_exhausted": "repeat",
     },
-}
+    "first one, then another": {
+        "schedule": [(40, {"b": 1, "c": 2}), (80, {"a": 1})], "on_exhausted": "repeat",
+    },
+}  # fmt: skip
 """Mixtures of the second format."""
 PACKED = ["tokens", "segment_ids", "positions", "loss_mask"]
 STEPS: dict[str, tuple[Callable[[], Any], list[str]]] = {
@@ -77,7 +80,8 @@ def make_even(folder: Path, mixture: str, order: str) -> feeder.Coordinator:
 
 def make_step(folder: Path, step: str, order: str, **settings: Any) -> feeder.Coordinator:
     make_source, names = STEPS[step]
-    return run(ORDERS[order](make_source()), names, **settings)
+    made = ORDERS[order](make_source())
+    return run(made.as_it_was() or made, names, **settings)
 
 
 def run(source: Any, names: list[str], **settings: Any) -> feeder.Coordinator:

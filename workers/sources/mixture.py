@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Unpack, get_args
 
@@ -20,19 +20,25 @@ from feeder.workers.sources.orders.blocks import (
     MOST_EXACT,
     OnExhausted,
     Segment,
+    ShardOfBlocks,
     Step,
     block_of,
     described_segments,
     find_segments,
+    stay_the_same,
 )
-from feeder.workers.sources.orders.options import OrderOptions
+from feeder.workers.sources.orders.options import OrderOptions, OrderPlan
+from feeder.workers.sources.orders.sharding import EpochsInTurn, Sharding
 from feeder.workers.sources.source import Source, as_part
 from feeder.workers.sources.steps import rows
-from feeder.workers.sources.steps.routed import Numbers, Places, Routed
+from feeder.workers.sources.steps.routed import Numbers, Places, Route, Routed
 from feeder.workers.stream.batch import Call
+from feeder.workers.tuning import TUNING
 
 Weights = Mapping[str, float]
 
+_MOST_TURNS = 4096
+"""So many sizes of epochs, where each source is sharded otherwise."""
 FORMAT = 2
 """Of mixtures whose blocks differ; others are of the first format, which has no number."""
 
@@ -57,7 +63,8 @@ class Mixture(Source):
         # What pads the records, or joins them, stands on the mixture.
         while isinstance(routed, rows.Step) and not isinstance(routed, Routed):
             (routed,) = routed.parts
-        assert isinstance(routed, Routed) and isinstance(routed.route, MixRoute)
+        assert isinstance(routed, Routed)
+        assert isinstance(routed.route, MixRoute | DealtRoute)
         return routed.route.counts(whole("records", records), whole("epoch", epoch), seed)
 
 
@@ -110,7 +117,7 @@ def mix(
     parts, weights = [], {}
     for name, given in sources.items():
         source, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-        part = as_part(source, f"mix, {name!r},", counts=True)
+        part = as_part(source, f"mix, {name!r},", counts=True, shards=True)
         parts.append(part)
         weights[name] = part.epoch_size if weight is None else weight
     names = tuple(weights)
@@ -118,9 +125,40 @@ def mix(
         # Positions, and what is drawn, know them as text.
         raise ConfigError(f"names are {list(names)}, expected different ones as text")
     steps = [(0, _checked(weights, names, power)), *_checked_schedule(schedule, names, power)]
-    lengths = tuple(part.epoch_size for part in parts)
-    route = MixRoute.made(names, lengths, tuple(steps), on_exhausted, options.get("seed"))
-    return Mixture(Routed("mix", parts, route, names), **options)
+    shards = tuple(part._plan.sharding for part in parts)
+    lengths = tuple(_length(sharding, on_exhausted) for sharding in shards)
+    route = MixRoute.made(names, lengths, tuple(steps), on_exhausted, options.get("seed"), shards)
+    mixture = Mixture(Routed("mix", parts, route, names), **options)
+    if route.varies:
+        mixture._plan = _in_turn(mixture._plan, route)
+        mixture._remember_rows()
+    num_shards = mixture._plan.sharding.num_shards
+    if num_shards > 1 and mixture._plan.in_sequence:
+        mixture.records = Routed("mix", parts, route.dealt(num_shards), names)
+    return mixture
+
+
+def _length(sharding: Sharding, mode: OnExhausted) -> int:
+    """Records of a source in an epoch; of shards that differ as many as all have, or where a source
+    is read again, as the longest one has."""
+    if sharding.stick_to_shard:
+        return sharding.length(0)
+    least, more = divmod(sharding.num_records, sharding.num_shards)
+    return least + (mode == "repeat" and more > 0)
+
+
+def _in_turn(plan: OrderPlan, route: MixRoute) -> OrderPlan:
+    """The order of a mixture whose epochs differ in size."""
+    turns = math.lcm(*(s.num_shards for s in route.shards if not s.is_even))
+    if not plan.in_sequence or plan.sharding.num_shards > 1 or turns > _MOST_TURNS:
+        raise ConfigError(
+            "the shards of the sources differ in size, and each epoch reads another one: shuffle "
+            "the sources instead of the mixture, and give their shards stick_to_shard=True; or "
+            "shard the mixture instead of its sources"
+        )
+    sizes = tuple(route.at(epoch).size for epoch in range(turns))
+    sharding = EpochsInTurn(num_records=max(sizes), num_shards=turns, sizes=sizes)
+    return replace(plan, sharding=sharding)
 
 
 def _positive(what: str, value: Any) -> float:
@@ -196,6 +234,8 @@ class MixRoute:
     seed: int | None
     steps: tuple[Step, ...] = ()
     """The weights, and from which record on; none where the route was only described."""
+    shards: tuple[Sharding, ...] = ()
+    """How each source is sharded."""
     older: MixRoute | None = None
     """How the same mixture was in the first format; None where it is so now."""
 
@@ -207,6 +247,7 @@ class MixRoute:
         steps: tuple[Step, ...],
         mode: OnExhausted,
         seed: int | None,
+        shards: tuple[Sharding, ...] = (),
     ) -> MixRoute:
         """The route of sources of these lengths.
 
@@ -214,7 +255,7 @@ class MixRoute:
             ConfigError: it would have no record.
         """
         segments, holds = find_segments(lengths, steps, mode, evens_out=False)
-        older = cls(names, lengths, segments, mode, seed, steps) if segments else None
+        older = cls(names, lengths, segments, mode, seed, steps, shards) if segments else None
         if not holds:
             segments, _ = find_segments(lengths, steps, mode, evens_out=True)
         if not segments:
@@ -223,14 +264,35 @@ class MixRoute:
                 "one block of the mixture needs, "
                 f"{dict(zip(names, block_of(steps[0][1]), strict=True))}"
             )
-        return cls(names, lengths, segments, mode, seed, steps, None if holds else older)
+        return cls(names, lengths, segments, mode, seed, steps, shards, None if holds else older)
 
     def resized(self, sizes: Sequence[int]) -> MixRoute:
         """The route of sources that have so many records, in the same format."""
         if tuple(sizes) == self.lengths:
             return self
-        made = MixRoute.made(self.names, tuple(sizes), self.steps, self.on_exhausted, self.seed)
+        made = MixRoute.made(
+            self.names, tuple(sizes), self.steps, self.on_exhausted, self.seed, self.shards
+        )
         return made if self.older else made.older or made
+
+    @property
+    def varies(self) -> bool:
+        """Whether epochs differ in size, as those of shards do that are read in turn."""
+        return self.on_exhausted == "drop" and not all(s.is_even for s in self.shards)
+
+    def at(self, epoch: int) -> MixRoute:
+        """The route of an epoch."""
+        if not self.varies:
+            return self
+        return self._of_lengths(tuple(sharding.length(epoch) for sharding in self.shards))
+
+    @cached_property
+    def _of_lengths(self) -> Callable[[tuple[int, ...]], MixRoute]:
+        # Shards have one of two sizes each.
+        return lru_cache(TUNING.lists_kept)(lambda n: replace(self.resized(n), shards=()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def size(self) -> int:
@@ -241,27 +303,49 @@ class MixRoute:
     def _firsts(self) -> Numbers:
         return np.array([segment.first for segment in self.segments])
 
+    def dealt(self, num_shards: int) -> Route:
+        """The same in an order of which each shard has the proportions of the whole."""
+        return self if stay_the_same(self.segments) else DealtRoute(self, num_shards)
+
     def __call__(self, indices: Numbers, call: Call) -> Places:
+        if self.varies:
+            return self.at(call.epoch)(indices, call)
         found = np.searchsorted(self._firsts, indices, side="right") - 1
         parts, counters = np.empty_like(indices), np.empty_like(indices)
         for number in np.unique(found).tolist():
             chosen = found == number
             parts[chosen], counters[chosen] = self.segments[number].draw(
-                indices[chosen], self._key(call.seed, call.epoch)
+                indices[chosen], self.key(call.seed, call.epoch)
             )
+        return self.places(parts, counters, call)
+
+    def places(self, parts: Numbers, counters: Numbers, call: Call) -> Places:
+        """Where records are found, by their sources and their numbers among the epoch's records of
+        these."""
         lengths = np.array(self.lengths)[parts]
         if self.on_exhausted != "repeat":
-            return Places(parts, np.full_like(indices, call.epoch), counters)
-        counters += np.array(self.segments[-1].after)[parts] * call.epoch
-        return Places(parts, *np.divmod(counters, lengths))
+            return Places(parts, np.full_like(parts, call.epoch), counters)
+        counters = counters + np.array(self.segments[-1].after)[parts] * call.epoch
+        epochs, positions = np.divmod(counters, lengths)
+        for part, sharding in enumerate(self.shards):
+            if not sharding.is_even:
+                # Passes that differ in length.
+                of = parts == part
+                passes = [sharding.epoch_at(count) for count in counters[of].tolist()]
+                epochs[of] = passes
+                positions[of] = counters[of] - [sharding.offset(number) for number in passes]
+        return Places(parts, epochs, positions)
 
-    def _key(self, seed: int, epoch: int) -> int:
-        key = f"{seed if self.seed is None else self.seed}/{epoch}/mix"
+    def key(self, seed: int, epoch: int, tag: str = "") -> int:
+        """What the order within the blocks of an epoch follows from."""
+        key = f"{seed if self.seed is None else self.seed}/{epoch}/mix{tag}"
         digest: int = xxhash.xxh3_64_intdigest(key.encode())
         return digest
 
     def counts(self, records: int, epoch: int, seed: int) -> dict[str, int]:
         """Records of each source among the first of an epoch."""
+        if self.varies:
+            return self.at(epoch).counts(records, epoch, seed)
         if records > self.size:
             raise ConfigError(f"records is {records}, and an epoch has {self.size}")
         number = max(0, int(np.searchsorted(self._firsts, records, side="right")) - 1)
@@ -270,7 +354,7 @@ class MixRoute:
         made = np.array(segment.made(blocks))
         if rest:
             indices = np.arange(records - rest, records)
-            parts, _ = segment.draw(indices, self._key(seed, epoch))
+            parts, _ = segment.draw(indices, self.key(seed, epoch))
             made += np.bincount(parts, minlength=len(made))
         return dict(zip(self.names, made.tolist(), strict=True))
 
@@ -301,6 +385,75 @@ class MixRoute:
         }
 
 
+@dataclass(frozen=True)
+class DealtRoute:
+    """A mixture whose proportions change in the course of an epoch, in an order of which each shard
+    has them at the same time as the others. Never changes.
+
+    Sources that are read once in an epoch are dealt out in stretches, so that a shard reads what
+    lies together; others in turn, so that the shards are in the same pass.
+    """
+
+    route: MixRoute
+    num_shards: int
+
+    @property
+    def size(self) -> int:
+        """Records of an epoch, of all shards."""
+        return self.route.size
+
+    @property
+    def older(self) -> MixRoute:
+        """Stretches of the mixture, as shards were in the first format."""
+        return self.route.older or self.route
+
+    @cached_property
+    def _sharding(self) -> Sharding:
+        return Sharding(num_records=self.size, num_shards=self.num_shards)
+
+    @cached_property
+    def _shards(self) -> Callable[[int], tuple[ShardOfBlocks, Numbers]]:
+        return lru_cache(maxsize=TUNING.lists_kept)(self._shard)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"route": self.route, "num_shards": self.num_shards}
+
+    def _shard(self, shard: int) -> tuple[ShardOfBlocks, Numbers]:
+        """The blocks of a shard, and the first of its records of each source."""
+        segments, num = self.route.segments, self.num_shards
+        blocks = ShardOfBlocks(segments, self._sharding.residue(shard), num)
+        if self.route.on_exhausted == "repeat":
+            return blocks, blocks.firsts
+        every = np.array(segments[-1].after)
+        residues = [self._sharding.residue(before) for before in range(shard)]
+        held = [ShardOfBlocks(segments, residue, num).held(every) for residue in residues]
+        return blocks, np.sum(held, axis=0, dtype=np.int64) if held else np.zeros_like(every)
+
+    def __call__(self, indices: Numbers, call: Call) -> Places:
+        sharding, route = self._sharding, self.route
+        shards = sharding.shards_of(indices)
+        parts, counters = np.empty_like(indices), np.empty_like(indices)
+        step = self.num_shards if route.on_exhausted == "repeat" else 1
+        for shard in np.unique(shards).tolist():
+            chosen = shards == shard
+            blocks, firsts = self._shards(shard)
+            key = route.key(call.seed, call.epoch, f"/{shard}/{self.num_shards}")
+            own, numbers = blocks.draw(indices[chosen] - sharding.bound(shard), key)
+            parts[chosen], counters[chosen] = own, firsts[own] + numbers * step
+        return route.places(parts, counters, call)
+
+    def counts(self, records: int, epoch: int, seed: int) -> dict[str, int]:
+        """Records of each source among the first of an epoch, of the mixture without shards."""
+        return self.route.counts(records, epoch, seed)
+
+    def resized(self, sizes: Sequence[int]) -> Route:
+        return self.route.resized(sizes).dealt(self.num_shards)
+
+    def describe(self) -> dict[str, Any]:
+        """The blocks of each segment, and that they are dealt out."""
+        return {**self.route.describe(), "mix": FORMAT, "dealt": self.num_shards}
+
+
 def counts_of_calls(
     fields: Mapping[str, Any], epoch: int, calls: int, settings: Mapping[str, Any]
 ) -> dict[str, int] | None:
@@ -325,7 +478,8 @@ def counts_of_calls(
         field.get("shuffle", "none") == "none" and field.get("num_shards", 1) == 1
         for field in (fields, of)
     )
-    if of["source"] != "mix" or not is_in_order:
+    has_shards = any(name.endswith(".num_shards") and of[name] != 1 for name in of)
+    if of["source"] != "mix" or not is_in_order or has_shards:
         return None
     route = MixRoute.described(of)
     # No mixture has larger blocks: the fields are those of something else.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.orders.options import OrderOptions
+from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.source import Source, as_part
 from feeder.workers.sources.steps.ragged import items
 from feeder.workers.sources.steps.rows import LEFT_OUT, Step, name_in, samples_of, size_of
@@ -138,6 +140,8 @@ class Packed(Step):
         # A window may have no document left, and has as many rows as it takes.
         self.traits = replace(self.traits, is_last=True, one_per_call=True, may_skip=True)
         self._faults = Faults("skip")
+        # How windows are dealt out to shards; None where these are stretches.
+        self._sharding: Sharding | None = None
 
     def __len__(self) -> int:
         return -(-size_of(self.parts[0]) // self._window)
@@ -147,13 +151,38 @@ class Packed(Step):
         """Reads of documents that were left out: too long, or defective."""
         return super().skipped + self._faults.skipped
 
+    def dealt(self, num_shards: int) -> Packed:
+        """The same with windows that are dealt out to shards in turn, where the documents come in
+        other proportions at the start than at the end; else the same."""
+        deal = getattr(self.parts[0], "dealt", None)
+        if deal is None or num_shards > len(self) or deal(num_shards) is self.parts[0]:
+            return self
+        step = copy.copy(self)
+        step._sharding = Sharding(num_records=len(self), num_shards=num_shards)
+        return step
+
+    def as_it_was(self) -> Step | None:
+        """The same as it was in an earlier format, in which shards were stretches."""
+        step = copy.copy(self)
+        step._sharding = None
+        older = super(Packed, step).as_it_was()
+        return step if older is None and self._sharding is not None else older
+
+    def _number(self, index: int) -> int:
+        """The window that record `index` is."""
+        if self._sharding is None:
+            return index
+        (shard,) = self._sharding.shards_of(np.array([index])).tolist()
+        place = index - self._sharding.bound(shard)
+        return place * self._sharding.num_shards + self._sharding.residue(shard)
+
     def name(self, index: int) -> str:
         """The window."""
-        return f"window {index}"
+        return f"window {self._number(index)}"
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """The rows of one window."""
-        start = int(indices[0]) * self._window
+        start = self._number(int(indices[0])) * self._window
         stop = min(start + self._window, size_of(self.parts[0]))
         samples = samples_of(self.parts[0], np.arange(start, stop), call)
         documents: list[Document] = []
@@ -186,7 +215,7 @@ class Packed(Step):
         """How documents are packed."""
         return {
             **super().describe(), "seq_len": self._seq_len, "window": self._window,
-            "long": self._long,
+            "long": self._long, **({} if self._sharding is None else {"windows": "dealt"}),
         }  # fmt: skip
 
 

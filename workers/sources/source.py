@@ -48,6 +48,7 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import Order
+from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.steps.each import Filtered, Mapped, Zipped
 from feeder.workers.sources.steps.ragged import Budgeted, Offsets, Padded, check_length
 from feeder.workers.sources.steps.routed import Repeats, Routed, Stretch, concatenated
@@ -281,6 +282,15 @@ class Source:
         older = as_it_was(self.records)
         return None if older is None else self._with(older)
 
+    def dealt(self, num_shards: int) -> Source:
+        """The same in an order of which each shard has the proportions of the whole, where these
+        change in the course of an epoch; else the same."""
+        deal: Callable[[int], Records] | None = getattr(self.records, "dealt", None)
+        if deal is None or not self._plan.in_sequence:
+            return self
+        records = deal(num_shards)
+        return self if records is self.records else self._with(records)
+
     def applied(self, step: Callable[[Records], Records]) -> Source:
         """The same order, with a step that makes one record of one between it and the records."""
         return self._with(apply(step, self.records))
@@ -410,8 +420,9 @@ class Source:
         Raises:
             ConfigError: an option is wrong, or the source has shards already.
         """
+        part = as_part(self, "shard", rows=False)
         return Source(
-            as_part(self, "shard", rows=False),
+            part.dealt(num_shards) if isinstance(num_shards, int) and num_shards > 1 else part,
             shard_id=shard_id,
             num_shards=num_shards,
             stick_to_shard=stick_to_shard,
@@ -501,7 +512,9 @@ class Source:
         return f"<Source {fields}>"
 
 
-def as_part(source: Any, step: str, *, counts: bool = False, rows: bool = True) -> Source:
+def as_part(
+    source: Any, step: str, *, counts: bool = False, rows: bool = True, shards: bool = False
+) -> Source:
     """A source, where a step may follow it.
 
     Args:
@@ -509,6 +522,7 @@ def as_part(source: Any, step: str, *, counts: bool = False, rows: bool = True) 
         step: What the step is called.
         counts: Whether the step counts rows, which a filter leaves out.
         rows: Whether the step needs one row for each record.
+        shards: Whether the source may have shards.
 
     Raises:
         ConfigError: it is no source, or the step cannot follow.
@@ -524,7 +538,8 @@ def as_part(source: Any, step: str, *, counts: bool = False, rows: bool = True) 
             f"{step}: {type(source).__name__} is no source, expected one of feeder.sources"
         )
     sharding = source._plan.sharding
-    if sharding.num_shards > 1 or sharding.pad_last_batch:
+    may_have = shards and type(sharding) is Sharding
+    if (sharding.num_shards > 1 and not may_have) or sharding.pad_last_batch:
         raise ConfigError(
             f"{step} of a source with shards: they come last, with .shard(shard_id, num_shards)"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, islice, pairwise
+from itertools import chain, count, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import feeder
 import steps
-from calls import epoch_of
+from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import (
     Mixture,
@@ -26,6 +26,7 @@ from feeder.workers.sources import (
     mix,
     pack,
 )
+from feeder.workers.sources.steps.rows import part_of
 from parts import examples
 from small import make as make_feed
 from steps import numbers
@@ -134,7 +135,8 @@ def off_by(
         for name, weight in weights.items():
             wanted[name] += max(0, min(at, stop) - start) * weight / sum(weights.values())
     told = mixture.counts(at)
-    largest = max(segment.size for segment in mixture.records.route.segments)
+    segments = mixture.records.route.segments
+    largest = max(min(segment.size, segment.end - segment.first) for segment in segments)
     return max(abs(told[name] - wanted[name]) for name in wanted), largest
 
 
@@ -156,6 +158,80 @@ def test_a_mixture_is_less_than_a_block_off_however_rare_a_source(data: st.DataO
         if at <= len(mixture):
             off, block = off_by(mixture, [(0, first), *schedule], at)
             assert off < block
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.data())
+def test_shards_of_a_mixture_have_its_proportions_at_each_place(data: st.DataObject) -> None:
+    names = "abcd"[: data.draw(st.integers(2, 4))]
+    mode = data.draw(st.sampled_from(["drop", "stop", "repeat"]))
+    # Small blocks, in which a part of an epoch is soon off; or large ones.
+    kinds: list[list[float]] = [[1, 9], [1, 9, 2], [1, 2, 0.7, 2**0.5, 0.01]]
+    weight = st.sampled_from(data.draw(st.sampled_from(kinds)))
+    every = st.fixed_dictionaries(dict.fromkeys(names, weight))
+    starts = sorted(data.draw(st.sets(st.integers(1, 400), max_size=4)))
+    schedule = [(start, data.draw(every)) for start in starts]
+    lengths = {name: data.draw(st.integers(50, 300)) for name in names}
+    try:
+        mixture = of(lengths, first := data.draw(every), schedule=schedule, on_exhausted=mode)
+    except ConfigError:
+        return
+    num, epoch = data.draw(st.integers(2, 7)), data.draw(st.integers(0, 3))
+    # However the shards are asked for: after the mixture, or by its options.
+    if data.draw(st.booleans()):
+        shards: list[Any] = [mixture.shard(i, num) for i in range(num)]
+    else:
+        options = {"schedule": schedule, "on_exhausted": mode, "num_shards": num}
+        shards = [of(lengths, first, shard_id=i, **options) for i in range(num)]
+    size = data.draw(st.integers(20, 90))
+    rows = [rows_of(shard, epoch, size) for shard in shards]
+    whole = rows_of(mixture, epoch, 100)
+    # Together they read what the mixture reads.
+    assert sorted(chain(*rows)) == sorted(whole)
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+    segments = mixture.records.route.segments
+    block = max(min(segment.size, segment.end - segment.first) for segment in segments)
+    for own in rows:
+        for at in data.draw(st.lists(st.integers(0, len(own)), max_size=4)):
+            told = mixture.counts(min(at * num, len(whole)), epoch=epoch)
+            has = shares(own[:at])
+            assert all(abs(has[k] - n / num) <= block for k, n in enumerate(told.values()))
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.data())
+def test_sources_may_have_shards(data: st.DataObject) -> None:
+    num, stick = data.draw(st.integers(2, 4)), data.draw(st.booleans())
+    parts = {
+        name: numbers(1000 * k, data.draw(st.integers(num, 30)))
+        .shuffle()
+        .shard(data.draw(st.integers(0, num - 1)), num, stick_to_shard=stick)
+        for k, name in enumerate("abc")
+    }
+    weights = {name: data.draw(st.sampled_from([1, 3, 0.3, 2**0.5])) for name in parts}
+    mode = data.draw(st.sampled_from(["drop", "repeat"]))
+    schedule = [(data.draw(st.integers(1, 40)), {"a": 1, "b": 1, "c": 1})]
+    mixture = mix(
+        {name: (part, weights[name]) for name, part in parts.items()}, schedule, mode
+    )  # fmt: skip
+    have: list[list[int]] = [[], [], []]
+    for epoch in range(4):
+        rows = rows_of(mixture, epoch, 64)
+        assert len(rows) == mixture.rows(epoch, 1)
+        told = mixture.counts(at := len(rows) // 2, epoch=epoch)
+        assert [*told.values()] == [shares(rows[:at])[k] for k in range(3)]
+        for k in range(3):
+            have[k] += [row for row in rows if row // 1000 == k]
+    for k, (name, part) in enumerate(parts.items()):
+        # The mixture's draws and shuffles of a source are keyed by its name.
+        seed = part_of(call(0, 1, 0), name).seed
+        passes = (epoch_of(part, 64, epoch, seed) for epoch in count())
+        wanted = (row for one in passes for chunk in one for row in chunk[0].tolist())
+        assert have[k] == [*islice(wanted, len(have[k]))]
+    if mode == "drop":
+        assert sum(map(len, have)) == sum(
+            part.rows(e, 1) for e in range(4) for part in parts.values()
+        )
 
 
 @pytest.mark.parametrize("rare", [1e-4, 1e-5, 1e-6])
@@ -211,7 +287,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mix({"a": (numbers().filter(steps.is_odd), 1)}),
         "mix, 'a': the source is filtered, and so has no known length; filter after mix",
     ),
-    "shards": (lambda: mix({"a": (numbers(num_shards=2), 1)}), "mix, 'a', of a source with shards"),
+    "shards": (
+        lambda: mix({"a": (numbers(pad_last_batch=True), 1)}),
+        "mix, 'a', of a source with shards",
+    ),
+    "uneven shards": (
+        lambda: mix({"a": (numbers(num=9, num_shards=2), 1)}, random_shuffle=True),
+        "shards of the sources differ in size, .* shuffle the sources instead",
+    ),
     "budgeted": (lambda: mix({"a": (steps.budgeted(), 1)}), "mix, 'a', of batch_by_tokens, whose"),
     "temperature": (lambda: of({"a": 5}, {"a": 1}, temperature=0), "temperature is 0"),
     "seed": (lambda: of({"a": 5}, {"a": 1}, seed=-1), "seed is -1"),
@@ -422,6 +505,7 @@ FOLLOWED: dict[str, Callable[[Mixture], Any]] = {
     "repeated": lambda mixture: mixture.repeat(2).concat(numbers()),
     "mixed": lambda mixture: mix({"m": mixture, "n": (numbers(7000), 300)}, on_exhausted="repeat"),
     "padded": lambda mixture: mixture.map(steps.ragged).pad(7),
+    "sharded": lambda mixture: mixture.shard(1, 2),
 }
 
 

@@ -170,44 +170,21 @@ class Segment:
             given = self.shares.at(min(blocks * self.size, self.end - self.first))
         return tuple(b + g for b, g in zip(self.before, given, strict=True))
 
+    def made_each(self, blocks: Numbers) -> Numbers:
+        """The same for each of many numbers of blocks: an array of (numbers, sources)."""
+        if self.varies:
+            return np.array([self.made(b) for b in blocks.tolist()], np.int64)
+        made: Numbers = np.array(self.before) + blocks[:, None] * np.array(self.counts)
+        return made
+
     def draw(self, indices: Numbers, key: int) -> tuple[Numbers, Numbers]:
         """The source of each record of it, and its number among the epoch's records of that
         source."""
         numbers, inside = np.divmod(indices - self.first, self.size)
-        if not self.varies:
-            return self._drawn(numbers, inside, key)
-        parts, counters = np.empty_like(indices), np.empty_like(indices)
-        # The last block may be a shorter one.
-        is_last = numbers == self.blocks - 1
-        for chosen in (is_last, ~is_last):
-            if chosen.any():
-                parts[chosen], counters[chosen] = self._drawn(numbers[chosen], inside[chosen], key)
-        return parts, counters
-
-    def _drawn(self, numbers: Numbers, inside: Numbers, key: int) -> tuple[Numbers, Numbers]:
-        """The same for places inside of blocks of one size."""
         blocks, rows = np.unique(numbers, return_inverse=True)
-        rows = rows.reshape(-1)
-        num = len(self.before)
-        if self.varies:
-            begins = np.array([self.made(b) for b in blocks.tolist()], np.int64)
-            counts = np.array([self.made(b + 1) for b in blocks.tolist()], np.int64) - begins
-        else:
-            counts = np.broadcast_to(np.array(self.counts), (len(blocks), num))
-            begins = np.array(self.before) + blocks[:, None] * counts
-        # A slot of a block belongs to a source; sorting random numbers shuffles the slots.
-        kinds: Any = np.repeat(np.tile(np.arange(num), len(blocks)), counts.reshape(-1))
-        slots = kinds.reshape(len(blocks), -1)
-        size = slots.shape[1]
-        order = np.argsort(_mixed(blocks + self.block, size, key), axis=1, kind="stable")
-        kinds = np.take_along_axis(slots, order, 1)
-        parts: Numbers = kinds[rows, inside]
-        counters = np.empty_like(inside)
-        for part in np.unique(parts).tolist():
-            chosen = parts == part
-            ranks = np.cumsum(kinds == part, axis=1)[rows[chosen], inside[chosen]] - 1
-            counters[chosen] = begins[rows[chosen], part] + ranks
-        return parts, counters
+        begins = self.made_each(blocks)
+        counts = self.made_each(blocks + 1) - begins
+        return shuffled(blocks + self.block, begins, counts, rows.reshape(-1), inside, key)
 
     def describe(self) -> list[Any]:
         """Where it begins, and the blocks that it has: their number, and what each holds; or where
@@ -258,7 +235,8 @@ def find_segments(
                 holds = holds and evens_out
             elif place.is_cut(exact):
                 off = _off(off, segment, alive)
-                holds = holds and max(map(abs, off)) < sum(exact)
+                # One cut is off by a record of each source at most.
+                holds = holds and max(map(abs, off)) < min(sum(exact), 2 * len(off))
     return tuple(segments), holds
 
 
@@ -411,6 +389,118 @@ def _apportioned(shares: Shares, size: int) -> tuple[int, ...]:
             counts[counts.index(max(counts))] -= 1
             counts[k] = 1
     return tuple(counts)
+
+
+def shuffled(
+    blocks: Numbers, begins: Numbers, counts: Numbers, rows: Numbers, inside: Numbers, key: int
+) -> tuple[Numbers, Numbers]:
+    """The source of each record, and its number among those of that source, where each block has so
+    many records of each source, in random order.
+
+    Args:
+        blocks: The numbers of the blocks, by which they are shuffled.
+        begins: (blocks, sources): so many records of each source come before a block.
+        counts: (blocks, sources): so many are in it.
+        rows: Of each record its block, by the place in `blocks`.
+        inside: Of each record its place in the block.
+        key: What all random numbers follow from.
+    """
+    parts, counters = np.empty_like(inside), np.empty_like(inside)
+    sizes = counts.sum(axis=1)
+    # Blocks of one size together: most are alike.
+    for size in np.unique(sizes).tolist():
+        alike = np.flatnonzero(sizes == size)
+        chosen = slice(None) if len(alike) == len(sizes) else np.isin(rows, alike)
+        at, place = np.searchsorted(alike, rows[chosen]), inside[chosen]
+        # A slot of a block belongs to a source; sorting random numbers shuffles the slots.
+        every: Any = np.tile(np.arange(counts.shape[1]), len(alike))
+        slots = np.repeat(every, counts[alike].reshape(-1)).reshape(len(alike), size)
+        order = np.argsort(_mixed(blocks[alike], size, key), axis=1, kind="stable")
+        kinds = np.take_along_axis(slots, order, 1)
+        found = kinds[at, place]
+        numbers = np.empty_like(found)
+        for part in np.unique(found).tolist():
+            of = found == part
+            ranks = np.cumsum(kinds == part, axis=1)[at[of], place[of]] - 1
+            numbers[of] = begins[alike][at[of], part] + ranks
+        parts[chosen], counters[chosen] = found, numbers
+    return parts, counters
+
+
+@dataclass(frozen=True)
+class ShardOfBlocks:
+    """The blocks of one of several shards of an epoch, which have the proportions of the whole at
+    each place. Never changes.
+
+    The records of the epoch are numbered, source after source, and dealt out in turn. So all shards
+    have as many records, but for one, and as many of each source, but for one, of any stretch of
+    blocks. What a shard has of as many blocks as there are shards is a block of its own.
+    """
+
+    segments: tuple[Segment, ...]
+    residue: int
+    """It has each record whose number leaves this rest, divided by the number of shards."""
+    num_shards: int
+
+    @cached_property
+    def firsts(self) -> Numbers:
+        """Of each source, the first record that it has."""
+        every = np.array(self.segments[-1].after)
+        firsts: Numbers = (self.residue - (np.cumsum(every) - every)) % self.num_shards
+        return firsts
+
+    def held(self, counts: Numbers) -> Numbers:
+        """How many it has of the first records of each source."""
+        held: Numbers = np.maximum(0, -(-(counts - self.firsts) // self.num_shards))
+        return held
+
+    @cached_property
+    def _starts(self) -> Numbers:
+        """The place in the shard where each segment begins."""
+        before = np.array([segment.before for segment in self.segments], np.int64)
+        starts: Numbers = self.held(before).sum(axis=1)
+        return starts
+
+    def draw(self, places: Numbers, key: int) -> tuple[Numbers, Numbers]:
+        """The source of the record at each place of the shard, and its number among the shard's
+        records of that source."""
+        parts, counters = np.empty_like(places), np.empty_like(places)
+        found = np.searchsorted(self._starts, places, side="right") - 1
+        for number in np.unique(found).tolist():
+            chosen = found == number
+            parts[chosen], counters[chosen] = self._draw(number, places[chosen], key)
+        return parts, counters
+
+    def _draw(self, number: int, places: Numbers, key: int) -> tuple[Numbers, Numbers]:
+        segment, num = self.segments[number], self.num_shards
+        groups = -(-segment.blocks // num)
+
+        def held(group: Numbers) -> Numbers:
+            return self.held(segment.made_each(np.minimum(group * num, segment.blocks)))
+
+        # A group is as large as a block, but for a record of each source; so its number is near.
+        near = (places - self._starts[number]) // segment.size
+        off = 2 + 2 * len(segment.before) // segment.size
+        around = np.unique(near)[:, None] + np.arange(-off, off + 2)
+        candidates = np.unique(np.clip(around, 0, groups))
+        begins = held(candidates)
+        at = np.searchsorted(begins.sum(axis=1), places, side="right") - 1
+        numbers, rows = np.unique(at, return_inverse=True)
+        blocks, begins = candidates[numbers], begins[numbers]
+        inside = places - begins.sum(axis=1)[rows.reshape(-1)]
+        counts = held(blocks + 1) - begins
+        return shuffled(blocks + segment.block, begins, counts, rows.reshape(-1), inside, key)
+
+
+def stay_the_same(segments: Sequence[Segment]) -> bool:
+    """Whether any stretch of an epoch has the proportions of the whole, but for half a block."""
+    last = segments[-1]
+    most = max(min(segment.size, segment.end - segment.first) for segment in segments)
+    return all(
+        abs(made * last.end - every * segment.end) * 2 < most * last.end
+        for segment in segments
+        for made, every in zip(segment.after, last.after, strict=True)
+    )
 
 
 def _mixed(blocks: Numbers, size: int, key: int) -> Any:

@@ -88,6 +88,13 @@ class Routed(Step):
             [o or p for o, p in zip(parts, self.parts, strict=True)], own or self.route
         )
 
+    def dealt(self, num_shards: int) -> Routed:
+        """The same in an order of which each shard has the proportions of the whole, where these
+        change in the course of an epoch; else the same."""
+        deal: Callable[[int], Route] | None = getattr(self.route, "dealt", None)
+        route = self.route if deal is None else deal(num_shards)
+        return self if route is self.route else Routed(self.kind, self.parts, route, self.tags)
+
     def of_parts(self, parts: Sequence[Records], route: Route | None = None) -> Routed:
         """The same of other parts, which may have other sizes."""
         route = (route or self.route).resized([size_of(part) for part in parts])

@@ -148,6 +148,16 @@ class Step:
             return None
         return self.of_parts([o or p for o, p in zip(older, self.parts, strict=True)])
 
+    def dealt(self, num_shards: int) -> Step:
+        """The same in an order of which each shard has the proportions of the whole, where parts
+        may come in other proportions at the start than at the end; else the same."""
+        deal = getattr(self.parts[0], "dealt", None)
+        # Records of several parts belong together; rows that are not one for each record come last.
+        if deal is None or len(self.parts) > 1 or self.traits.is_last:
+            return self
+        part = deal(num_shards)
+        return self if part is self.parts[0] else self.of_parts([part])
+
     def of_parts(self, parts: Sequence[Records]) -> Step:
         """The same of other parts with the same traits."""
         step = copy.copy(self)
