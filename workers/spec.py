@@ -19,6 +19,11 @@ Rounds = Literal["stream", "epoch"]
 Order = Literal["ticket", "arrival"]
 
 
+FILE_ORDER = "file_order"
+"""The field in which a source says which files it reads in which order. Older positions have none,
+and are good without it."""
+
+
 class StreamSpec(NamedTuple):
     """From these follows the sequence of batches, bit for bit."""
 
