@@ -32,6 +32,7 @@ from feeder.workers.sources.orders.sharding import EpochsInTurn, Sharding
 from feeder.workers.sources.source import Source, as_part
 from feeder.workers.sources.steps import rows
 from feeder.workers.sources.steps.routed import Numbers, Places, Route, Routed
+from feeder.workers.sources.steps.walked import Unit, Walked
 from feeder.workers.stream.batch import Call
 from feeder.workers.tuning import TUNING
 
@@ -60,6 +61,11 @@ class Mixture(Source):
             ConfigError: `records` is no whole number, or more than an epoch has.
         """
         routed = self.records
+        if self.traits.walks:
+            raise ConfigError(
+                "counts of a mixture by tokens, or of packed or filtered sources: they follow from "
+                "the rows that are read, and are known after them"
+            )
         # What pads the records, or joins them, stands on the mixture.
         while isinstance(routed, rows.Step) and not isinstance(routed, Routed):
             (routed,) = routed.parts
@@ -75,6 +81,7 @@ def mix(
     on_exhausted: OnExhausted = "drop",
     *,
     temperature: float = 1.0,
+    unit: Unit = "records",
     **options: Unpack[OrderOptions],
 ) -> Mixture:
     """Several sources by weights, record by record.
@@ -101,6 +108,12 @@ def mix(
             once. With "repeat" the next epoch goes on where each source stands.
         temperature: Weights are taken to the power of 1/temperature: above 1 they come closer to
             each other, as in multilingual training (Arivazhagan et al., arXiv:1907.05019).
+        unit: What the weights, and the records of the schedule, count: "records", or "tokens", the
+            length of a record's `tokens` or of its first column. By tokens, and where a source is
+            packed or filtered, the rows have no numbers: each comes from the source that is
+            furthest behind its share. They are read in order, one call at a time, and a position
+            holds a cursor of each source; of all steps only pack can follow, `counts` is not known,
+            and there are no options but those of the sources.
         options: `OrderOptions`, of the mixture; `seed` is that of the order in blocks too.
 
     Raises:
@@ -113,11 +126,13 @@ def mix(
         raise ConfigError(
             f"on_exhausted is {on_exhausted!r}, expected one of {get_args(OnExhausted)!r}"
         )
+    if unit not in get_args(Unit):
+        raise ConfigError(f"unit is {unit!r}, expected one of {get_args(Unit)!r}")
     power = 1 / _positive("temperature", temperature)
     parts, weights = [], {}
     for name, given in sources.items():
         source, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-        part = as_part(source, f"mix, {name!r},", counts=True, shards=True)
+        part = _as_part(source, f"mix, {name!r},")
         parts.append(part)
         weights[name] = part.epoch_size if weight is None else weight
     names = tuple(weights)
@@ -125,6 +140,13 @@ def mix(
         # Positions, and what is drawn, know them as text.
         raise ConfigError(f"names are {list(names)}, expected different ones as text")
     steps = [(0, _checked(weights, names, power)), *_checked_schedule(schedule, names, power)]
+    if unit == "tokens" or any(part.traits.filters or part.traits.is_last for part in parts):
+        if options:
+            raise ConfigError(
+                f"mix by tokens, or of packed or filtered sources, takes no {sorted(options)}: "
+                "shuffle and shard its sources"
+            )
+        return Mixture(Walked(parts, [*map(str, names)], steps, on_exhausted, unit))
     shards = tuple(part._plan.sharding for part in parts)
     lengths = tuple(_length(sharding, on_exhausted) for sharding in shards)
     route = MixRoute.made(names, lengths, tuple(steps), on_exhausted, options.get("seed"), shards)
@@ -136,6 +158,14 @@ def mix(
     if num_shards > 1 and mixture._plan.in_sequence:
         mixture.records = Routed("mix", parts, route.dealt(num_shards), names)
     return mixture
+
+
+def _as_part(source: Any, step: str) -> Source:
+    part = as_part(source, step, rows=False, shards=True)
+    # Rows of a window of documents are rows; a batch by tokens, and joined rows, are none.
+    if part.traits.is_last and part.kind != "pack":
+        as_part(source, step, shards=True)
+    return part
 
 
 def _length(sharding: Sharding, mode: OnExhausted) -> int:

@@ -176,6 +176,17 @@ class Packed(Step):
         place = index - self._sharding.bound(shard)
         return place * self._sharding.num_shards + self._sharding.residue(shard)
 
+    def cursor_at(self, call: Call, row: int) -> bytes:
+        """The cursor of documents that are walked through, at a window."""
+        part: Any = self.parts[0]
+        cursor: bytes = part.cursor_at(call, row * self._window)
+        return cursor
+
+    def seek_to(self, call: Call, cursor: bytes) -> None:
+        """Take such a cursor."""
+        part: Any = self.parts[0]
+        part.seek_to(call, cursor)
+
     def name(self, index: int) -> str:
         """The window."""
         return f"window {self._number(index)}"

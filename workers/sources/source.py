@@ -186,6 +186,8 @@ class Source:
 
     def cursor(self, call: Call) -> bytes:
         """What a fresh source needs to answer the calls after `call` at once."""
+        if self.traits.walks:
+            return self.cursor_at(call, self._span(call)[1])
         length = self._plan.sharding.length(call.epoch)
         # Padding is no position of the order.
         position = min(self._span(call)[1], length)
@@ -197,7 +199,21 @@ class Source:
         Raises:
             ResumeError: it is not a cursor of such a source.
         """
-        self._order(call.seed).seek(cursor)
+        if self.traits.walks:
+            self.seek_to(call, cursor)
+        else:
+            self._order(call.seed).seek(cursor)
+
+    def cursor_at(self, call: Call, row: int) -> bytes:
+        """The cursor of a mixture that is walked through, at a row of the call's epoch."""
+        records: Any = self.records
+        cursor: bytes = records.cursor_at(call, row)
+        return cursor
+
+    def seek_to(self, call: Call, cursor: bytes) -> None:
+        """Take such a cursor."""
+        records: Any = self.records
+        records.seek_to(call, cursor)
 
     def __len__(self) -> int:
         """Records of all shards together.
@@ -512,6 +528,9 @@ class Source:
         return f"<Source {fields}>"
 
 
+_OF_NUMBERS = ("map", "filter", "pad", "offsets")
+
+
 def as_part(
     source: Any, step: str, *, counts: bool = False, rows: bool = True, shards: bool = False
 ) -> Source:
@@ -527,6 +546,8 @@ def as_part(
     Raises:
         ConfigError: it is no source, or the step cannot follow.
     """
+    if isinstance(source, Source) and source.traits.walks and step != "pack":
+        raise _walks(step)
     if not isinstance(source, Source):
         step = step.rstrip(",")
         if not getattr(source, "_has_numbers", True):
@@ -553,7 +574,17 @@ def as_part(
     return source
 
 
+def _walks(step: str) -> ConfigError:
+    step = step.rstrip(",")
+    return ConfigError(
+        f"{step} of a mixture by tokens, or of packed or filtered sources: its rows follow one "
+        f"another and have no numbers; {step.split(',')[0]} its sources, before mix"
+    )
+
+
 def _check_rows(source: Source, step: str) -> None:
+    if source.traits.walks and step in _OF_NUMBERS:
+        raise _walks(step)
     if source.traits.is_last:
         raise ConfigError(
             f"{step} of {source.kind}, whose rows are not one for each record: {source.kind} comes "

@@ -274,18 +274,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "the weight of 'a', to the power of 1 / temperature, is inf",
     ),
     "names": (lambda: mix({1: numbers(), "1": numbers()}), "names are .*different ones as text"),  # type: ignore[dict-item]
-    "packed": (
-        lambda: mix({"a": pack(numbers(), 4)}),
-        "^mix, 'a', of pack, whose rows .*: pack comes after mix$",
-    ),
     "mode": (lambda: of({"a": 5}, {"a": 1}, on_exhausted="go"), "on_exhausted is 'go'"),
     "small": (
         lambda: of({"a": 5, "b": 1}, {"a": 1, "b": 2}, on_exhausted="stop"),
         r"records, fewer than one block of the mixture needs, {'a': 1, 'b': 2}",
-    ),
-    "filter": (
-        lambda: mix({"a": (numbers().filter(steps.is_odd), 1)}),
-        "mix, 'a': the source is filtered, and so has no known length; filter after mix",
     ),
     "shards": (
         lambda: mix({"a": (numbers(pad_last_batch=True), 1)}),

@@ -91,6 +91,8 @@ class Traits:
     by_sample: bool = False
     """Whether they are read sample by sample where others come between them: samples may have to
     be made alike before they are rows of a column, or some may be missing."""
+    walks: bool = False
+    """Whether record n is found by reading those before it, so that only rows in order are had."""
     depth: int = 0
     """How many functions of the user's follow one another."""
 
@@ -122,6 +124,7 @@ class Step:
             is_last=any(t.is_last for t in each),
             one_per_call=any(t.one_per_call for t in each),
             by_sample=any(t.by_sample for t in each),
+            walks=any(t.walks for t in each),
             depth=max(t.depth for t in each),
         )
 
