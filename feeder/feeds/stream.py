@@ -270,7 +270,7 @@ class Stream:
             return None
         place = self.progress.place
         at = self.pipeline.start_cut if place is None else place.settled()
-        return progress_of(self.config, at.epoch, at.index)
+        return progress_of(self.config, at)
 
     def _queue(self, device: int, first: int, now: float) -> QueueFigures:
         stats, queue = self.counted, self.queues[device]

@@ -176,6 +176,14 @@ class Packed(Step):
         place = index - self._sharding.bound(shard)
         return place * self._sharding.num_shards + self._sharding.residue(shard)
 
+    def read_up_to(self, call: Call, record: int) -> dict[str, dict[str, Any]]:
+        """What has been read of each source of a mixture, up to a window of the epoch."""
+        part: Any = self.parts[0]
+        read = getattr(part, "read_up_to", None)
+        stop = min(record * self._window, size_of(part))
+        found: dict[str, dict[str, Any]] = read(call, stop) if read else {}
+        return found
+
     def cursor_at(self, call: Call, row: int) -> bytes:
         """The cursor of documents that are walked through, at a window."""
         part: Any = self.parts[0]

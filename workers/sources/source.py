@@ -242,7 +242,13 @@ class Source:
         return self._plan.sharding.epoch_size_padded
 
     def rows(self, epoch: int, batch_size: int) -> int:
-        """Rows that one epoch of this shard gives, repeats included."""
+        """Rows that one epoch of this shard gives, repeats included.
+
+        Raises:
+            TypeError: it is a mixture that is walked through, whose rows nobody knows.
+        """
+        if self.traits.walks:
+            raise TypeError("the number of rows of this mixture is not known before they are read")
         return self._plan.sharding.rows(epoch, batch_size)
 
     @property
@@ -291,6 +297,19 @@ class Source:
     def samples(self, positions: NDArray[np.int64], call: Call) -> list[Any]:
         """The same, sample by sample; `LEFT_OUT` where a record is left out."""
         return samples_of(self.records, self._order(call.seed).at(call.epoch, positions), call)
+
+    def read_of_sources(self, call: Call) -> dict[str, dict[str, Any]]:
+        """What has been read of each source of a mixture in the epoch, up to the end of a call:
+        `rows`, `tokens` (None where they are not counted), and `skipped` in all epochs. Empty where
+        that cannot be told: of other sources, and of mixtures that are shuffled or have shards."""
+        return self.read_up_to(call, self._span(call)[1])
+
+    def read_up_to(self, call: Call, record: int) -> dict[str, dict[str, Any]]:
+        """The same up to a record of the call's epoch."""
+        read = getattr(self.records, "read_up_to", None)
+        in_order = self._plan.in_sequence and self._plan.sharding.num_shards == 1
+        found: dict[str, dict[str, Any]] = read(call, record) if read and in_order else {}
+        return found
 
     def as_it_was(self) -> Source | None:
         """The same as it was in an earlier format, for positions of then; None where there was

@@ -438,6 +438,8 @@ def test_a_snapshot_tells_how_much_of_each_source_has_come(last_batch: str) -> N
             assert told[1:] == [
                 f"  read in epoch {cut.epoch}: {came[0]} of 'a', {came[1]} of 'b', {came[2]} of 'c'"
             ]
+            stats = made["train"].stats()
+            assert [stats[f"source/{name}/rows"] for name in "abc"] == [came[k] for k in range(3)]
             wanted = mixture.counts(came.total(), epoch=cut.epoch, seed=4)
             assert [*wanted.values()] == [came[k] for k in range(3)]
 

@@ -167,7 +167,14 @@ def test_a_feed_of_it_goes_on_at_every_place(mode: Any, packed: bool) -> None:
 
     with feed() as made:
         taken = [([batch[name].tolist() for name in NAMES], batch.cut) for batch in made["train"]]
-    assert {cut.epoch for _, cut in taken} == {0, 1, 2}
+        assert {cut.epoch for _, cut in taken} == {0, 1, 2}
+    with feed() as made:
+        row = next(made["train"])
+        told = made["train"].stats()
+        names = PACKED if packed else KINDS
+        assert (
+            sum(told[f"source/{name}/tokens"] for name in names) >= (row["segment_ids"] > 0).sum()
+        )
     for at in range(len(taken) - 1):
         with feed(resume=taken[at][1].token(), num_threads=1 + at % 3) as made:
             for batch, (told, _) in zip(islice(made["train"], 4), taken[at + 1 :], strict=False):

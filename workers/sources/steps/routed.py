@@ -78,6 +78,17 @@ class Routed(Step):
         """The same with a step below it."""
         return Routed(self.kind, [apply(step, part) for part in self.parts], self.route, self.tags)
 
+    def read_up_to(self, call: Call, record: int) -> dict[str, dict[str, Any]]:
+        """What has been read of each source of a mixture, up to a record of the epoch."""
+        counts = getattr(self.route, "counts", None)
+        if counts is None:
+            return {}
+        rows = counts(record, call.epoch, call.seed).values()
+        return {
+            str(tag): {"rows": num, "tokens": None, "skipped": part.skipped}
+            for tag, num, part in zip(self.tags, rows, self.parts, strict=True)
+        }
+
     def as_it_was(self) -> Routed | None:
         """The same as it was in an earlier format; None where there was none."""
         parts = [as_it_was(part) for part in self.parts]

@@ -144,6 +144,14 @@ class Step:
         """The same in the epoch of a call, where more is known of it."""
         return name_in(self.parts[0], index, call)
 
+    def read_up_to(self, call: Call, record: int) -> dict[str, dict[str, Any]]:
+        """What has been read of each source of a mixture below, up to a record of the epoch."""
+        read = getattr(self.parts[0], "read_up_to", None)
+        if read is None or len(self.parts) > 1 or self.traits.is_last:
+            return {}
+        found: dict[str, dict[str, Any]] = read(call, record)
+        return found
+
     def as_it_was(self) -> Step | None:
         """The same as it was in an earlier format; None where there was none."""
         older = [as_it_was(part) for part in self.parts]

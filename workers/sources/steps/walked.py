@@ -60,9 +60,9 @@ class Place(NamedTuple):
     behind: tuple[int, ...]
     """How far each is behind its share, in parts of a record or token."""
     rows: tuple[int, ...]
-    """Rows of each source, of sources that are read once in each epoch those of this one."""
+    """Rows of each source in the epoch."""
     tokens: tuple[int, ...]
-    """Their tokens; of records that are not counted in tokens 0."""
+    """Their tokens; 0 where a row has no length."""
 
 
 class Walked(Step):
@@ -177,7 +177,7 @@ class Walked(Step):
                 dead.add(k)
                 continue
             sample, cursors[k] = found
-            tokens = _tokens_of(sample) if self.unit == "tokens" else 0
+            tokens = _tokens_of(sample, self.unit == "tokens")
             size = tokens if self.unit == "tokens" else 1
             behind = list(place.behind)
             for other in alive:
@@ -280,7 +280,10 @@ class Walked(Step):
             call = Call(0, place.epoch, 0, 1, seed)
             while (taken := self._take(place, call)) is not None:
                 place = taken[1]
-            place = place._replace(epoch=place.epoch + 1, row=0, used=0, begun=place.cursors)
+            place = place._replace(
+                epoch=place.epoch + 1, row=0, used=0, begun=place.cursors,
+                rows=(0,) * len(self.parts), tokens=(0,) * len(self.parts),
+            )  # fmt: skip
             self._remember(seed, place)
         return place
 
@@ -305,6 +308,22 @@ class Walked(Step):
             place = places[at - 1][1]
             plain = place._replace(behind=tuple(map(str, place.behind)))  # type: ignore[arg-type]
             return json.dumps(plain, separators=(",", ":")).encode()
+
+    def read_up_to(self, call: Call, row: int) -> dict[str, dict[str, Any]]:
+        """What has been read of each source up to a row of the epoch, or a little less where no
+        call ended there."""
+        with self._lock:
+            places = self._places.get(call.seed, [])
+            at = bisect_right(places, (call.epoch, row), key=lambda entry: entry[0])
+            place = places[at - 1][1] if at else self._first(call.epoch)
+        if place.epoch != call.epoch:
+            place = self._first(call.epoch)
+        return {
+            name: {"rows": rows, "tokens": tokens, "skipped": part.skipped}
+            for name, rows, tokens, part in zip(
+                self.names, place.rows, place.tokens, self.parts, strict=True
+            )
+        }
 
     def seek_to(self, call: Call, cursor: bytes) -> None:
         """Take a cursor. Raises `ResumeError` where it is none of such a mixture."""
@@ -336,7 +355,7 @@ class Walked(Step):
         }  # fmt: skip
 
 
-def _tokens_of(sample: Any) -> int:
+def _tokens_of(sample: Any, must: bool) -> int:
     """Tokens of a row: the length of its first column, or of its tokens; of a packed one those
     that belong to a document."""
     if isinstance(sample, Mapping):
@@ -348,6 +367,8 @@ def _tokens_of(sample: Any) -> int:
     try:
         return len(sample)
     except TypeError:
+        if not must:
+            return 0
         raise RecordError(
             "mix: unit is 'tokens', and a row has no length: its first column is a single number"
         ) from None
