@@ -388,6 +388,11 @@ class MixRoute:
             made += np.bincount(parts, minlength=len(made))
         return dict(zip(self.names, made.tolist(), strict=True))
 
+    def counts_of(self, first: int, stop: int, epoch: int, seed: int) -> dict[str, int]:
+        """The same of a stretch."""
+        before = self.counts(first, epoch, seed)
+        return {k: n - before[k] for k, n in self.counts(stop, epoch, seed).items()}
+
     @classmethod
     def described(cls, fields: Mapping[str, Any]) -> MixRoute:
         """The route of a mixture whose `describe` gave these fields."""
@@ -467,10 +472,20 @@ class DealtRoute:
         for shard in np.unique(shards).tolist():
             chosen = shards == shard
             blocks, firsts = self._shards(shard)
-            key = route.key(call.seed, call.epoch, f"/{shard}/{self.num_shards}")
+            key = self._key(shard, call.epoch, call.seed)
             own, numbers = blocks.draw(indices[chosen] - sharding.bound(shard), key)
             parts[chosen], counters[chosen] = own, firsts[own] + numbers * step
         return route.places(parts, counters, call)
+
+    def _key(self, shard: int, epoch: int, seed: int) -> int:
+        return self.route.key(seed, epoch, f"/{shard}/{self.num_shards}")
+
+    def counts_of(self, first: int, stop: int, epoch: int, seed: int) -> dict[str, int]:
+        """Records of each source among those from the first one of a shard on."""
+        (shard,) = self._sharding.shards_of(np.array([first])).tolist()
+        blocks, _ = self._shards(shard)
+        counts = blocks.counts(stop - first, self._key(shard, epoch, seed)).tolist()
+        return dict(zip(self.route.names, counts, strict=True))
 
     def counts(self, records: int, epoch: int, seed: int) -> dict[str, int]:
         """Records of each source among the first of an epoch, of the mixture without shards."""

@@ -269,12 +269,14 @@ class Packed(Step):
         place = index - self._sharding.bound(shard)
         return place * self._sharding.num_shards + self._sharding.residue(shard)
 
-    def read_up_to(self, call: Call, record: int) -> dict[str, dict[str, Any]]:
+    def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture, up to a window of the epoch."""
         part: Any = self.parts[0]
         read = getattr(part, "read_up_to", None)
         stop = min(self._windows(record) * self._window, size_of(part))
-        found: dict[str, dict[str, Any]] = read(call, stop) if read else {}
+        found: dict[str, dict[str, Any]] = (
+            read(call, stop) if read and not first and self._sharding is None else {}
+        )
         return found
 
     def _windows(self, record: int) -> int:

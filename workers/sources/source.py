@@ -301,14 +301,21 @@ class Source:
     def read_of_sources(self, call: Call) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture in the epoch, up to the end of a call:
         `rows`, `tokens` (None where they are not counted), and `skipped` in all epochs. Empty where
-        that cannot be told: of other sources, and of mixtures that are shuffled or have shards."""
+        that cannot be told: of other sources, of mixtures that are shuffled, of shards of a packed
+        one."""
         return self.read_up_to(call, self._span(call)[1])
 
-    def read_up_to(self, call: Call, record: int) -> dict[str, dict[str, Any]]:
-        """The same up to a record of the call's epoch."""
+    def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
+        """The same of a shard that begins with record `first`, up to a record of the call's
+        epoch."""
         read = getattr(self.records, "read_up_to", None)
-        in_order = self._plan.in_sequence and self._plan.sharding.num_shards == 1
-        found: dict[str, dict[str, Any]] = read(call, record) if read and in_order else {}
+        sharding = self._plan.sharding
+        if read is None or not self._plan.in_sequence or sharding.pad_last_batch:
+            return {}
+        if sharding.num_shards > 1:
+            first = sharding.first(call.epoch)
+            record += first
+        found: dict[str, dict[str, Any]] = read(call, record, first)
         return found
 
     def as_it_was(self) -> Source | None:

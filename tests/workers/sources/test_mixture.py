@@ -195,6 +195,8 @@ def test_shards_of_a_mixture_have_its_proportions_at_each_place(data: st.DataObj
         for at in data.draw(st.lists(st.integers(0, len(own)), max_size=4)):
             told = mixture.counts(min(at * num, len(whole)), epoch=epoch)
             has = shares(own[:at])
+            read = shards[rows.index(own)].read_up_to(call(0, 1, epoch), at)
+            assert [one["rows"] for one in read.values()] == [has[k] for k in range(len(read))]
             assert all(abs(has[k] - n / num) <= block for k, n in enumerate(told.values()))
 
 

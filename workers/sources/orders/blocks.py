@@ -471,25 +471,41 @@ class ShardOfBlocks:
             parts[chosen], counters[chosen] = self._draw(number, places[chosen], key)
         return parts, counters
 
-    def _draw(self, number: int, places: Numbers, key: int) -> tuple[Numbers, Numbers]:
-        segment, num = self.segments[number], self.num_shards
-        groups = -(-segment.blocks // num)
+    def counts(self, places: int, key: int) -> Numbers:
+        """How many of each source the first so many of its records are."""
+        number = int(np.searchsorted(self._starts, places, side="right")) - 1
+        groups, _ = self._groups(number, np.array([places]))
+        made: Numbers = self._held(number, groups)[0]
+        if rest := places - int(made.sum()):
+            parts, _ = self._draw(number, np.arange(places - rest, places), key)
+            made = made + np.bincount(parts, minlength=len(made))
+        return made
 
-        def held(group: Numbers) -> Numbers:
-            return self.held(segment.made_each(np.minimum(group * num, segment.blocks)))
+    def _held(self, number: int, groups: Numbers) -> Numbers:
+        """How many it has of each source before groups of blocks of a segment."""
+        segment = self.segments[number]
+        blocks = np.minimum(groups * self.num_shards, segment.blocks)
+        return self.held(segment.made_each(blocks))
 
+    def _groups(self, number: int, places: Numbers) -> tuple[Numbers, Numbers]:
+        """The groups of blocks of a segment that places are in, and of each place which of them."""
+        segment = self.segments[number]
         # A group is as large as a block, but for a record of each source; so its number is near.
         near = (places - self._starts[number]) // segment.size
         off = 2 + 2 * len(segment.before) // segment.size
         around = np.unique(near)[:, None] + np.arange(-off, off + 2)
-        candidates = np.unique(np.clip(around, 0, groups))
-        begins = held(candidates)
-        at = np.searchsorted(begins.sum(axis=1), places, side="right") - 1
+        candidates = np.unique(np.clip(around, 0, -(-segment.blocks // self.num_shards)))
+        sizes = self._held(number, candidates).sum(axis=1)
+        at = np.searchsorted(sizes, places, side="right") - 1
         numbers, rows = np.unique(at, return_inverse=True)
-        blocks, begins = candidates[numbers], begins[numbers]
-        inside = places - begins.sum(axis=1)[rows.reshape(-1)]
-        counts = held(blocks + 1) - begins
-        return shuffled(blocks + segment.block, begins, counts, rows.reshape(-1), inside, key)
+        return candidates[numbers], rows.reshape(-1)
+
+    def _draw(self, number: int, places: Numbers, key: int) -> tuple[Numbers, Numbers]:
+        groups, rows = self._groups(number, places)
+        begins = self._held(number, groups)
+        counts = self._held(number, groups + 1) - begins
+        inside = places - begins.sum(axis=1)[rows]
+        return shuffled(groups + self.segments[number].block, begins, counts, rows, inside, key)
 
 
 def stay_the_same(segments: Sequence[Segment]) -> bool:

@@ -78,12 +78,12 @@ class Routed(Step):
         """The same with a step below it."""
         return Routed(self.kind, [apply(step, part) for part in self.parts], self.route, self.tags)
 
-    def read_up_to(self, call: Call, record: int) -> dict[str, dict[str, Any]]:
+    def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture, up to a record of the epoch."""
-        counts = getattr(self.route, "counts", None)
+        counts = getattr(self.route, "counts_of", None)
         if counts is None:
             return {}
-        rows = counts(record, call.epoch, call.seed).values()
+        rows = counts(first, record, call.epoch, call.seed).values()
         return {
             str(tag): {"rows": num, "tokens": None, "skipped": part.skipped}
             for tag, num, part in zip(self.tags, rows, self.parts, strict=True)

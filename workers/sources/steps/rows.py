@@ -144,12 +144,12 @@ class Step:
         """The same in the epoch of a call, where more is known of it."""
         return name_in(self.parts[0], index, call)
 
-    def read_up_to(self, call: Call, record: int) -> dict[str, dict[str, Any]]:
+    def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture below, up to a record of the epoch."""
         read = getattr(self.parts[0], "read_up_to", None)
         if read is None or len(self.parts) > 1 or self.traits.is_last:
             return {}
-        found: dict[str, dict[str, Any]] = read(call, record)
+        found: dict[str, dict[str, Any]] = read(call, record, first)
         return found
 
     def as_it_was(self) -> Step | None:

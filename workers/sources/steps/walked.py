@@ -309,7 +309,7 @@ class Walked(Step):
             plain = place._replace(behind=tuple(map(str, place.behind)))  # type: ignore[arg-type]
             return json.dumps(plain, separators=(",", ":")).encode()
 
-    def read_up_to(self, call: Call, row: int) -> dict[str, dict[str, Any]]:
+    def read_up_to(self, call: Call, row: int, first: int = 0) -> dict[str, dict[str, Any]]:
         """What has been read of each source up to a row of the epoch, or a little less where no
         call ended there."""
         with self._lock:
