@@ -61,6 +61,19 @@ class FeedConfig(NamedTuple):
         said = _what_it_says(self.stream.fetch)
         return {**self.stream.fingerprint(), "version": self.version, **said}
 
+    def as_it_was(self) -> FeedConfig | None:
+        """The settings of the feed as its source was in an earlier format; None where that is
+        none."""
+        older = getattr(self.stream.fetch, "as_it_was", None)
+        fetch = older() if callable(older) else None
+        if fetch is None:
+            return None
+        run = self.run
+        if run.executor is not None:
+            # Also where it was given by its name: what is loaded by that has the present format.
+            run = run._replace(executor=run.executor.of(fetch))
+        return self._replace(stream=self.stream._replace(fetch=fetch), run=run)
+
 
 def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig:
     """Check the keyword arguments of `init_data_input_workers`; raises `ConfigError`."""

@@ -14,11 +14,13 @@ def call(index: int, batch_size: int, epoch: int = 0, seed: int = 0) -> Call:
     return Call(index, epoch, 0, batch_size, seed)
 
 
-def epoch_of(fetch: Callable[[Call], Any], batch_size: int, epoch: int = 0) -> Iterator[Any]:
+def epoch_of(
+    fetch: Callable[[Call], Any], batch_size: int, epoch: int = 0, seed: int = 0
+) -> Iterator[Any]:
     """What the calls of one epoch return."""
     for index in count():
         try:
-            chunk = fetch(call(index, batch_size, epoch))
+            chunk = fetch(call(index, batch_size, epoch, seed))
         except StopIteration:
             return
         yield chunk

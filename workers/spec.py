@@ -20,6 +20,11 @@ Rounds = Literal["stream", "epoch"]
 Order = Literal["ticket", "arrival"]
 
 
+FILE_ORDER = "file_order"
+"""The field in which a source says which files it reads in which order. Older positions have none,
+and are good without it."""
+
+
 class StreamSpec(NamedTuple):
     """From these follows the sequence of batches, bit for bit."""
 
@@ -157,6 +162,9 @@ class Executor(Protocol):
 
     def begin(self, spec: StreamSpec, run: RunSpec) -> Any:
         """A stream begins: its `fetch.executor.Execution`. Nothing runs before that is started."""
+
+    def of(self, fetch: Callable[..., Any]) -> Executor:
+        """The same for another fetch function."""
 
 
 class RunSpec(NamedTuple):

@@ -431,6 +431,11 @@ class SourceBatches:
         """Batches of all ranks in an epoch."""
         return self._batched.count(self._source.rows(epoch, self._batched.size or 1))
 
+    def as_it_was(self) -> SourceBatches | None:
+        """The same of the source in an earlier format."""
+        older = self._source.as_it_was()
+        return older and SourceBatches(older, self._batched, self._share, self._place)
+
     def describe(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
         return {**self._batched.describe(), **self._source.describe()}

@@ -151,7 +151,9 @@ class MadeStream:
         self._indices, self._settings, self._epochs = indices, settings, epochs
         # Made and not started: what is wrong is told at once, and it knows what positions mean.
         (stream,) = self._make(Mark(Place()))[NAME].streams
-        self._positions = stream.positions
+        # What the data set is now; the positions are of an earlier format where it goes on so.
+        self._given = self._positions = stream.positions
+        self._given_dataset = dataset
         if share.drops:
             for epoch in range(self._epochs_that_differ()):
                 _check_rounds(self._num_batches(epoch), share, epoch)
@@ -268,8 +270,12 @@ class MadeStream:
 
     def read(self, state: Any) -> Mark:
         check_state(state)
-        cut = self._positions.find_in(unpack_state_dict(state)).cut
+        found = self._given.find_in(unpack_state_dict(state))
+        cut = found.cut
         self._ranks.check(state)
+        older = self._given.older if found.is_older else None
+        self._positions = older or self._given
+        self._dataset = self._given_dataset.as_it_was() if older else self._given_dataset
         return Mark(Place(cut.epoch, cut.index * self._unit, cut.step), cut.position.marks[0])
 
     def length(self) -> int | None:

@@ -70,6 +70,10 @@ class ProcessExecutor:
         """A stream begins."""
         return ProcessExecution(self, spec, run)
 
+    def of(self, fetch: Any) -> ProcessExecutor:
+        """The same for another fetch function."""
+        return type(self)(self.options, fetch)
+
     def load_of(
         self, spec: StreamSpec, rows_per_call: int | None, begins: list[Any] | None
     ) -> Load:

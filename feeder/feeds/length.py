@@ -5,8 +5,9 @@ from __future__ import annotations
 from operator import index
 
 from feeder.config import FeedConfig
-from feeder.observe.figures import ProgressFigures
+from feeder.observe.figures import ProgressFigures, SourceFigures
 from feeder.workers.spec import LastRound
+from feeder.workers.stream.position import Cut, LazyPosition
 
 _MANY_EPOCHS = 100_000
 """Of more epochs no length is told: rows are asked for epoch by epoch, and `len()` is to be
@@ -54,15 +55,30 @@ def epoch_batches(config: FeedConfig, epoch: int) -> int | None:
     return sum(_dealt(total, device, num, stream.last_round) for device in range(num))
 
 
-def progress_of(config: FeedConfig, epoch: int, batches: int) -> ProgressFigures:
-    """How far a stream is that has had so many batches of an epoch."""
-    epochs = config.stream.epochs
+def progress_of(config: FeedConfig, at: Cut | LazyPosition) -> ProgressFigures:
+    """How far a stream is that stands at a place."""
+    epochs, epoch, batches = config.stream.epochs, at.epoch, at.index
+    sources = _sources(config, at)
     length = None if epochs is not None and epoch >= epochs else epoch_batches(config, epoch)
     if epochs is not None and epoch >= epochs > 0:
         # At the very end the next epoch is one that there is not.
         epoch = epochs - 1
         batches = length = epoch_batches(config, epoch) or 0
-    return ProgressFigures(epoch=epoch, epochs=epochs, batches=batches, length=length)
+    return ProgressFigures(
+        epoch=epoch, epochs=epochs, batches=batches, length=length, sources=sources
+    )
+
+
+def _sources(config: FeedConfig, at: Cut | LazyPosition) -> tuple[SourceFigures, ...]:
+    """What has been read of the sources of a mixture up to a place."""
+    stream = config.stream
+    read_of = getattr(stream.fetch, "read_of_sources", None)
+    if not callable(read_of) or not stream.pure:
+        return ()
+    position = at.position if isinstance(at, Cut) else at.span.position(at.num_chunks)
+    # Calls of all partitions together: with order="arrival" nearly those of the epoch's first rows.
+    call = stream.call(position.epoch, sum(position.calls) - 1)
+    return tuple(SourceFigures(name=name, **read) for name, read in read_of(call).items())
 
 
 def _dealt(total: int, device: int, num: int, last_round: LastRound) -> int:

@@ -109,7 +109,8 @@ class Stream:
     def __init__(self, config: FeedConfig, number: int) -> None:
         self.config = config
         self.number = number
-        self.positions = Positions(config, number)
+        # What its source is now; the positions are those of an earlier format where it goes on so.
+        self._given = self.positions = Positions(config, number)
         # Rounds are skipped from a place. A function that is no pure one may stand anywhere.
         skips = config.skip and config.stream.pure
         self._resume: Resume | None = self.positions.origin() if skips else None
@@ -228,7 +229,7 @@ class Stream:
                 f"feed {self.config.name!r} is started already; load its state before "
                 "coordinator.start()"
             )
-        resume = self.positions.find_in(position)
+        resume = self._given.find_in(position)
         if resume.cut.dealing is None:
             self.positions.check_round(resume.cut)
         return resume
@@ -236,6 +237,9 @@ class Stream:
     def resume(self, resume: Resume) -> None:
         """Go on from there; before the start alone."""
         self._resume = resume
+        older = self._given.older if resume.is_older else None
+        self.positions = older or self._given
+        self.config = self.positions.config
         self.positions.warn_of_replay(resume.cut)
         self.positions.tell_of_dealing(resume.cut)
         self._build()
@@ -266,7 +270,7 @@ class Stream:
             return None
         place = self.progress.place
         at = self.pipeline.start_cut if place is None else place.settled()
-        return progress_of(self.config, at.epoch, at.index)
+        return progress_of(self.config, at)
 
     def _queue(self, device: int, first: int, now: float) -> QueueFigures:
         stats, queue = self.counted, self.queues[device]

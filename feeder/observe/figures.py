@@ -148,6 +148,18 @@ class ExecutorFigures(FiguresStruct, frozen=True, kw_only=True, omit_defaults=Tr
     """The nodes of a cluster, and how many of them are there (may fall)."""
 
 
+class SourceFigures(FiguresStruct, frozen=True, kw_only=True):
+    """What a stream has read of one source of its mixture in the epoch of its position."""
+
+    name: str
+    rows: int
+    """Records, or rows of packed sources (may fall)."""
+    tokens: int | None
+    """Tokens of these (may fall); None where they are not counted."""
+    skipped: int
+    """Reads of defective records that were left out, in all epochs."""
+
+
 class ProgressFigures(FiguresStruct, frozen=True, kw_only=True):
     """How far a stream is in its epoch: by the batches that all devices have been handed."""
 
@@ -159,6 +171,8 @@ class ProgressFigures(FiguresStruct, frozen=True, kw_only=True):
     """Batches of the epoch that were handed out (may fall)."""
     length: int | None
     """Batches that the epoch has; None where nobody knows."""
+    sources: tuple[SourceFigures, ...] = ()
+    """Those of a mixture, where its position tells what has been read of them."""
 
 
 class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
@@ -247,6 +261,10 @@ def flatten(feed: FeedFigures) -> dict[str, Any]:
     for worker in feed.workers:
         for name in ("calls", "rows", "bytes", "fetch_s", "wait_s", "errors", "retries"):
             flat[f"worker/{worker.worker}/{name}"] = getattr(worker, name)
+    for source in () if feed.progress is None else feed.progress.sources:
+        for name in ("rows", "tokens", "skipped"):
+            if (value := getattr(source, name)) is not None:
+                flat[f"source/{source.name}/{name}"] = value
     for queue in feed.queues:
         for name in ("batches", "rows", "bytes", "waiting", "wait_s"):
             flat[f"queue/{queue.name}/{name}"] = getattr(queue, name)

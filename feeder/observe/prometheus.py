@@ -70,6 +70,15 @@ def _consumers(name: str) -> Callable[[FeedFigures], Values]:
     return values
 
 
+def _sources(name: str) -> Callable[[FeedFigures], Values]:
+    def values(feed: FeedFigures) -> Values:
+        for source in () if feed.progress is None else feed.progress.sources:
+            if (value := getattr(source, name)) is not None:
+                yield (feed.name, source.name), value
+
+    return values
+
+
 def _executor(name: str) -> Callable[[FeedFigures], Values]:
     def values(feed: FeedFigures) -> Values:
         yield (feed.name,), 0 if feed.executor is None else getattr(feed.executor, name)
@@ -114,6 +123,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("feeder_fetcher_wait_seconds_total", "counter", _F, _field("idle_s"),
            "Time that fetchers waited, added up over them."),
     Metric("feeder_fetcher_threads", "gauge", _F, _field("threads"), "Fetcher threads."),
+    Metric("feeder_source_rows", "gauge", ("feed", "source"), _sources("rows"),
+           "Rows that were read of a source of a mixture in the epoch of the position."),
+    Metric("feeder_source_tokens", "gauge", ("feed", "source"), _sources("tokens"),
+           "Their tokens, where a mixture counts them."),
+    Metric("feeder_source_skipped_total", "counter", ("feed", "source"), _sources("skipped"),
+           "Reads of defective records of a source of a mixture that were left out."),
     Metric("feeder_processes", "gauge", _F, _executor("processes"),
            "Processes that the fetch function runs in."),
     Metric("feeder_busy_processes", "gauge", _F, _executor("busy"),

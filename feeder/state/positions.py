@@ -3,18 +3,22 @@ not fit."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from feeder.errors import ConfigError, ReplayWarning, ResumeError
 from feeder.state.fingerprint import differences, fingerprint_digest
 from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
-from feeder.state.token import StreamId
+from feeder.state.token import StreamId, fingerprint_of
 from feeder.workers.fetch.resuming import Resume
+from feeder.workers.spec import FILE_ORDER
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import Cut, LazyPosition, Partitions
 from feeder.workers.stream.rounds import Counting, Dealing, Turns, begin
@@ -36,12 +40,28 @@ class Positions:
         """The declared fields that must be equal for a position to fit."""
         # A source's stream does not depend on worker ids. Older tokens have them in their digest,
         # and stay readable by it.
-        stream, older = config.stream, None
+        stream = config.stream
+        # Forms that older positions have: without the order of files, and with worker ids.
+        without = _without_order(self.fingerprint)
+        forms = [without] if without != self.fingerprint else []
         if stream.ignores_worker_ids:
-            older = fingerprint_digest({**self.fingerprint, **stream.worker_fields})
+            forms += [{**form, **stream.worker_fields} for form in (self.fingerprint, *forms)]
+        digests = {fingerprint_digest(form): form for form in forms}
+        self._without_order = [
+            digest
+            for digest, form in digests.items()
+            if without != self.fingerprint and not any(map(_is_order, form))
+        ]
         dealing = Dealing.from_start(len(config.devices), stream.batch_size, stream.epochs)
         digest = fingerprint_digest(self.fingerprint)
-        self.id = StreamId(config.name, number, digest, older, dealing)
+        self.id = StreamId(config.name, number, digest, tuple(digests), dealing)
+
+    @cached_property
+    def older(self) -> Positions | None:
+        """Those of the stream as it was in an earlier format of its source; None where that is
+        none."""
+        config = self.config.as_it_was()
+        return None if config is None else Positions(config, self.number)
 
     # ---- written down
 
@@ -89,17 +109,30 @@ class Positions:
         epochs = self.config.stream.epochs
         if isinstance(state, bytes):
             resume = Resume(cut=self.id.decode(state, epochs))
+            if fingerprint_of(state) in self._without_order:
+                self._tell_of_order()
         else:
             self._compare(state)
             then = fingerprint_digest(state.fingerprint)
-            cut = self.id._replace(older=then).decode(state.token, epochs)
+            cut = self.id._replace(older=(then,)).decode(state.token, epochs)
             resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
         self._check_partitions(resume.cut)
         self._check_repeatable(resume)
         return resume
 
     def find_in(self, position: Snapshot | bytes) -> Resume:
-        """The same, from a snapshot of perhaps many streams, or a token."""
+        """The same, from a snapshot of perhaps many streams, or a token. Where it is of an earlier
+        format of the source, what goes on there has to be the stream of `older`."""
+        try:
+            return self._find_in(position)
+        except ResumeError:
+            if self.older is None:
+                raise
+            with contextlib.suppress(ResumeError):
+                return self.older.find_in(position)._replace(is_older=True)
+            raise
+
+    def _find_in(self, position: Snapshot | bytes) -> Resume:
         if isinstance(position, bytes):
             return self.find(position)
         for state in position.states:
@@ -116,6 +149,9 @@ class Positions:
         if stream.ignores_worker_ids:
             # Positions that were stored before worker ids were left out still have them.
             then = {name: then[name] for name in then if name not in stream.worker_fields}
+        if not any(map(_is_order, then)) and (without := _without_order(now)) != now:
+            self._tell_of_order()
+            now = without
         found = differences(then, now)
         if state.name != self.config.name:
             found.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
@@ -123,6 +159,12 @@ class Positions:
             raise ResumeError(
                 f"the snapshot is of another feed than {self.config.name!r}: {'; '.join(found)}"
             )
+
+    def _tell_of_order(self) -> None:
+        logger.info(
+            "the position of feed %r does not say which files there were in which order: they are "
+            "not compared", self.config.name,
+        )  # fmt: skip
 
     def begin(self, resume: Resume | None) -> tuple[Resume | None, Turns]:
         """Where a run begins that goes on at a place, or at the start of the stream, and how it
@@ -272,6 +314,16 @@ class Positions:
                 ReplayWarning,
                 stacklevel=_level_of_user(),
             )
+
+
+def _is_order(field: str) -> bool:
+    """Whether a field of a fingerprint says in which order files are read."""
+    return field.startswith("source.") and field.endswith(f".{FILE_ORDER}")
+
+
+def _without_order(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint as it was before it had the order of files."""
+    return {name: value for name, value in fingerprint.items() if not _is_order(name)}
 
 
 def _level_of_user() -> int:

@@ -62,8 +62,9 @@ class StreamId(NamedTuple):
     """The number of the stream among those of that name, in the order in which they were made."""
     fingerprint: bytes
     """Digest of the declared fields."""
-    older: bytes | None = None
-    """The digest that tokens of the same stream had before worker ids were left out of it."""
+    older: tuple[bytes, ...] = ()
+    """The digests that tokens of the same stream had before worker ids were left out of it, and
+    before it had the order of files."""
     dealing: Dealing | None = None
     """How batches are dealt out where a cut does not say; None where nobody knows."""
 
@@ -97,7 +98,7 @@ class StreamId(NamedTuple):
                 f"the token is of feed {name!r}, stream {number}; expected {self.name!r}, "
                 f"stream {self.number}"
             )
-        if fingerprint not in (self.fingerprint, self.older):
+        if fingerprint not in (self.fingerprint, *self.older):
             raise ResumeError(
                 f"the token of feed {name!r} was made with other settings (a snapshot would tell "
                 "which); resume with the batch size, names, workers, seed and order of then"
@@ -121,6 +122,12 @@ class StreamId(NamedTuple):
 def is_token(data: bytes) -> bool:
     """Whether bytes look like a token."""
     return data[:2] == _MAGIC
+
+
+def fingerprint_of(token: bytes) -> bytes:
+    """The digest of the declared fields in a token."""
+    (_, _, fingerprint, *_), _ = _open(token)
+    return fingerprint
 
 
 def name_of(token: bytes) -> tuple[str, int]:

@@ -38,7 +38,8 @@ import sys
 import warnings
 import torch.distributed as dist
 from feeder.adapters.torch import FeedLoader
-from feeder.errors import ResumeError
+from feeder.errors import ConfigError, ResumeError
+from feeder.sources import tokens
 
 group, rank, *steps = sys.argv[1], *map(int, sys.argv[2:])
 dist.init_process_group("gloo", init_method=f"file://{group}", rank=rank, world_size=2)
@@ -58,6 +59,19 @@ with warnings.catch_warnings(record=True) as found:
     if rank == 0:
         dist.barrier()
 print(*(warning.message for warning in found))
+paths = [f"{group}.{name}.bin" for name in "ab"]
+if rank == 1:
+    dist.barrier()
+else:
+    for path in paths:
+        open(path, "wb").write(bytes(64))
+try:
+    FeedLoader(tokens(paths[::-1] if rank else paths, 4, "uint16"), 2)
+    print("same files")
+except ConfigError as error:
+    print(error)
+if rank == 0:
+    dist.barrier()
 dist.destroy_process_group()
 """
 
@@ -83,6 +97,7 @@ def test_ranks_whose_states_are_of_different_steps_are_told(tmp_path: Path) -> N
     # Rows that each rank has by itself would be dealt out once more.
     expected = "rank 1 has 5 samples in its list, and rank 0 has 6 in one with others"
     assert said[0][3] == "" and said[1][3].startswith(expected)
+    assert said[0][4] == "same files" and "all ranks must read the same files" in said[1][4]
     # The later one sees both; each may.
     told = {
         f"rank {rank}'s checkpoint is of step {5 + rank}, rank {1 - rank}'s of step {6 - rank}; "

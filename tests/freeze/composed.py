@@ -19,6 +19,19 @@ SCHEDULES: dict[str, Any] = {
     "cut": [(33, {"a": 1, "b": 1}), (60, {"a": 3, "c": 2})],
     "early": [(1, {"c": 1, "b": 2.5})],
 }
+EVEN: dict[str, dict[str, Any]] = {
+    "rounded": {"temperature": 2.0},
+    "rounded, without end": {"temperature": 2.0, "on_exhausted": "repeat"},
+    "rounded, cut": {"temperature": 2.0, "schedule": SCHEDULES["cut"]},
+    "cut often": {
+        "schedule": [(5 * i, {"a": 1, "b": 0.01 * i, "c": 0.02}) for i in range(1, 30)],
+        "on_exhausted": "repeat",
+    },
+    "first one, then another": {
+        "schedule": [(40, {"b": 1, "c": 2}), (80, {"a": 1})], "on_exhausted": "repeat",
+    },
+}  # fmt: skip
+"""Mixtures of the second format."""
 PACKED = ["tokens", "segment_ids", "positions", "loss_mask"]
 STEPS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "pack": (steps.packed, PACKED),
@@ -53,15 +66,22 @@ ORDERS: dict[str, Callable[[Any], Any]] = {
 def make_mix(
     folder: Path, on_exhausted: Any, schedule: str, temperature: float, order: str, **settings: Any
 ) -> feeder.Coordinator:
+    """The mixture in its first format, in which older positions go on."""
     mixture = steps.mixture(
         on_exhausted=on_exhausted, schedule=SCHEDULES[schedule], temperature=temperature
     )
-    return run(ORDERS[order](mixture), ["x", "u"], **settings)
+    made = ORDERS[order](mixture)
+    return run(made.as_it_was() or made, ["x", "u"], **settings)
+
+
+def make_even(folder: Path, mixture: str, order: str) -> feeder.Coordinator:
+    return run(ORDERS[order](steps.mixture(**EVEN[mixture])), ["x", "u"])
 
 
 def make_step(folder: Path, step: str, order: str, **settings: Any) -> feeder.Coordinator:
     make_source, names = STEPS[step]
-    return run(ORDERS[order](make_source()), names, **settings)
+    made = ORDERS[order](make_source())
+    return run(made.as_it_was() or made, names, **settings)
 
 
 def run(source: Any, names: list[str], **settings: Any) -> feeder.Coordinator:
@@ -87,4 +107,9 @@ def make(folder: Path) -> dict[str, Any]:
         "temperature": [1.0, 2.0], "order": [*ORDERS], **POLICIES,
     }, may_be_mixed)  # fmt: skip
     others = pairwise({"step": [*STEPS], "order": [*ORDERS], **POLICIES}, may_follow)
-    return {**all_told(make_mix, mixtures, folder), **all_told(make_step, others, folder)}
+    even = pairwise({"mixture": [*EVEN], "order": [*ORDERS]})
+    return {
+        **all_told(make_mix, mixtures, folder),
+        **all_told(make_step, others, folder),
+        **all_told(make_even, even, folder),
+    }

@@ -59,6 +59,8 @@ CORE = {
     "workers/sources/orders/sharding.py": _ORDERS,
     "workers/sources/orders/shuffles.py": _ORDERS,
     "workers/sources/orders/windowed.py": _ORDERS,
+    "workers/sources/orders/blocks.py": ("tests/workers/sources/test_mixture.py",),
+    "workers/sources/steps/walked.py": ("tests/workers/sources/test_walked.py",),
     "workers/sources/mixture.py": ("tests/workers/sources/test_mixture.py",),
     "workers/sources/packing.py": ("tests/workers/sources/test_packing.py",),
     "feeder/state/token.py": _STATE,

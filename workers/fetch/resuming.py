@@ -28,6 +28,8 @@ class Resume(NamedTuple):
     """The rows left over at the cut, where they are at hand; else their chunk is fetched again."""
     columns: Columns | None = None
     """The columns as they were observed then."""
+    is_older: bool = False
+    """Whether it is a place in the stream as it was in an earlier format of its source."""
 
 
 class LeftoverSpan(Span):

@@ -24,7 +24,7 @@ from feeder.workers.sources.datasets import FileRecords
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.pictures import Decoder
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.offsets import digest_of_stretches, told_of_files
+from feeder.workers.sources.stores.offsets import digest_of_stretches, order_of_files, told_of_files
 from feeder.workers.sources.stores.reading import OnError
 
 Decode = Callable[[bytes], Any]
@@ -169,7 +169,11 @@ class MdsShards:
             + (f", {decode.name}" if isinstance(decode, Decoder) else "")
             for column, decode in self._decoders.items()
         ]
-        return {"columns": columns, **told_of_files(self._paths, self._told)}
+        return {
+            "columns": columns,
+            **told_of_files(self._paths, self._told),
+            **order_of_files(self._paths),
+        }
 
 
 def _read_index(path: str) -> list[dict[str, Any]]:

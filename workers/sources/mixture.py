@@ -1,21 +1,14 @@
-"""`mix`: several sources by weights, and the arithmetic that finds record n of a mixture.
-
-An epoch of a mixture is made of *segments*, each of blocks that hold the same number of records of
-each source. How many segments there are depends on the schedule and the number of sources, not on
-the number of records; so record n is found by its segment, its block, and its place in the block.
-Within a block the records come in a random order, which follows from the seed, the epoch and the
-number of the block.
-"""
+"""`mix`: several sources by weights; which source and which of its records record n is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Unpack, get_args
 
 import numpy as np
 import xxhash
@@ -23,19 +16,32 @@ import xxhash
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
-from feeder.workers.sources.orders.options import OrderOptions
+from feeder.workers.sources.orders.blocks import (
+    MOST_EXACT,
+    OnExhausted,
+    Segment,
+    ShardOfBlocks,
+    Step,
+    block_of,
+    described_segments,
+    find_segments,
+    stay_the_same,
+)
+from feeder.workers.sources.orders.options import OrderOptions, OrderPlan
+from feeder.workers.sources.orders.sharding import EpochsInTurn, Sharding
 from feeder.workers.sources.source import Source, as_part
-from feeder.workers.sources.steps.routed import Numbers, Places, Routed
-from feeder.workers.sources.steps.rows import Step
+from feeder.workers.sources.steps import rows
+from feeder.workers.sources.steps.routed import Numbers, Places, Route, Routed
+from feeder.workers.sources.steps.walked import Unit, Walked
 from feeder.workers.stream.batch import Call
+from feeder.workers.tuning import TUNING
 
-OnExhausted = Literal["drop", "stop", "repeat"]
 Weights = Mapping[str, float]
 
-_MOST_EXACT = 4096
-"""Weights are exact where a block of so many records can hold them."""
-_ROUNDED = 1024
-"""Else a block has so many records, and the weights are rounded to it."""
+_MOST_TURNS = 4096
+"""So many sizes of epochs, where each source is sharded otherwise."""
+FORMAT = 2
+"""Of mixtures whose blocks differ; others are of the first format, which has no number."""
 
 
 @public("feeder.sources")
@@ -55,10 +61,16 @@ class Mixture(Source):
             ConfigError: `records` is no whole number, or more than an epoch has.
         """
         routed = self.records
+        if self.traits.walks:
+            raise ConfigError(
+                "counts of a mixture by tokens, or of packed or filtered sources: they follow from "
+                "the rows that are read, and are known after them"
+            )
         # What pads the records, or joins them, stands on the mixture.
-        while isinstance(routed, Step) and not isinstance(routed, Routed):
+        while isinstance(routed, rows.Step) and not isinstance(routed, Routed):
             (routed,) = routed.parts
-        assert isinstance(routed, Routed) and isinstance(routed.route, MixRoute)
+        assert isinstance(routed, Routed)
+        assert isinstance(routed.route, MixRoute | DealtRoute)
         return routed.route.counts(whole("records", records), whole("epoch", epoch), seed)
 
 
@@ -69,6 +81,7 @@ def mix(
     on_exhausted: OnExhausted = "drop",
     *,
     temperature: float = 1.0,
+    unit: Unit = "records",
     **options: Unpack[OrderOptions],
 ) -> Mixture:
     """Several sources by weights, record by record.
@@ -76,9 +89,11 @@ def mix(
     The records come in blocks, each with exactly as many records of each source as the weights say,
     in random order: at the end of a block the proportions are exact, and between they are off by
     less than a block. A block is as small as holds the weights, such as 10 records for 0.7, 0.2 and
-    0.1; where that needs more than 4,096 records, the weights are rounded to a block of 1,024. The
-    records of a source come in the source's own order, shuffled where it is. Each source has draws
-    and shuffles of its own, keyed by its name. Resuming finds record n at once.
+    0.1; where that needs more than 4,096 records, blocks have 1,024 records and differ, so that at
+    the end of each one every source is less than two records away from its share of the epoch so
+    far, however rare it is. The records of a source come in the source's own order, shuffled
+    where it is. Each source has draws and shuffles of its own, keyed by its name. Resuming finds
+    record n at once.
 
     Args:
         sources: By name, a source and its weight, or a source alone, which weighs as much as it has
@@ -93,6 +108,12 @@ def mix(
             once. With "repeat" the next epoch goes on where each source stands.
         temperature: Weights are taken to the power of 1/temperature: above 1 they come closer to
             each other, as in multilingual training (Arivazhagan et al., arXiv:1907.05019).
+        unit: What the weights, and the records of the schedule, count: "records", or "tokens", the
+            length of a record's `tokens` or of its first column. By tokens, and where a source is
+            packed or filtered, the rows have no numbers: each comes from the source that is
+            furthest behind its share. They are read in order, one call at a time, and a position
+            holds a cursor of each source; of all steps only pack can follow, `counts` is not known,
+            and there are no options but those of the sources.
         options: `OrderOptions`, of the mixture; `seed` is that of the order in blocks too.
 
     Raises:
@@ -105,11 +126,13 @@ def mix(
         raise ConfigError(
             f"on_exhausted is {on_exhausted!r}, expected one of {get_args(OnExhausted)!r}"
         )
+    if unit not in get_args(Unit):
+        raise ConfigError(f"unit is {unit!r}, expected one of {get_args(Unit)!r}")
     power = 1 / _positive("temperature", temperature)
     parts, weights = [], {}
     for name, given in sources.items():
         source, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-        part = as_part(source, f"mix, {name!r},", counts=True)
+        part = _as_part(source, f"mix, {name!r},")
         parts.append(part)
         weights[name] = part.epoch_size if weight is None else weight
     names = tuple(weights)
@@ -117,15 +140,55 @@ def mix(
         # Positions, and what is drawn, know them as text.
         raise ConfigError(f"names are {list(names)}, expected different ones as text")
     steps = [(0, _checked(weights, names, power)), *_checked_schedule(schedule, names, power)]
-    lengths = tuple(part.epoch_size for part in parts)
-    segments = tuple(_segments(lengths, steps, on_exhausted))
-    if not segments:
+    if unit == "tokens" or any(part.traits.filters or part.traits.is_last for part in parts):
+        if options:
+            raise ConfigError(
+                f"mix by tokens, or of packed or filtered sources, takes no {sorted(options)}: "
+                "shuffle and shard its sources"
+            )
+        return Mixture(Walked(parts, [*map(str, names)], steps, on_exhausted, unit))
+    shards = tuple(part._plan.sharding for part in parts)
+    lengths = tuple(_length(sharding, on_exhausted) for sharding in shards)
+    route = MixRoute.made(names, lengths, tuple(steps), on_exhausted, options.get("seed"), shards)
+    mixture = Mixture(Routed("mix", parts, route, names), **options)
+    if route.varies:
+        mixture._plan = _in_turn(mixture._plan, route)
+        mixture._remember_rows()
+    num_shards = mixture._plan.sharding.num_shards
+    if num_shards > 1 and mixture._plan.in_sequence:
+        mixture.records = Routed("mix", parts, route.dealt(num_shards), names)
+    return mixture
+
+
+def _as_part(source: Any, step: str) -> Source:
+    part = as_part(source, step, rows=False, shards=True)
+    # Rows of a window of documents are rows; a batch by tokens, and joined rows, are none.
+    if part.traits.is_last and part.kind != "pack":
+        as_part(source, step, shards=True)
+    return part
+
+
+def _length(sharding: Sharding, mode: OnExhausted) -> int:
+    """Records of a source in an epoch; of shards that differ as many as all have, or where a source
+    is read again, as the longest one has."""
+    if sharding.stick_to_shard:
+        return sharding.length(0)
+    least, more = divmod(sharding.num_records, sharding.num_shards)
+    return least + (mode == "repeat" and more > 0)
+
+
+def _in_turn(plan: OrderPlan, route: MixRoute) -> OrderPlan:
+    """The order of a mixture whose epochs differ in size."""
+    turns = math.lcm(*(s.num_shards for s in route.shards if not s.is_even))
+    if not plan.in_sequence or plan.sharding.num_shards > 1 or turns > _MOST_TURNS:
         raise ConfigError(
-            f"the sources have {dict(zip(names, lengths, strict=True))} records, fewer than one "
-            f"block of the mixture needs, {dict(zip(names, _block(steps[0][1]), strict=True))}"
+            "the shards of the sources differ in size, and each epoch reads another one: shuffle "
+            "the sources instead of the mixture, and give their shards stick_to_shard=True; or "
+            "shard the mixture instead of its sources"
         )
-    route = MixRoute(names, lengths, segments, on_exhausted, options.get("seed"))
-    return Mixture(Routed("mix", parts, route, names), **options)
+    sizes = tuple(route.at(epoch).size for epoch in range(turns))
+    sharding = EpochsInTurn(num_records=max(sizes), num_shards=turns, sizes=sizes)
+    return replace(plan, sharding=sharding)
 
 
 def _positive(what: str, value: Any) -> float:
@@ -190,118 +253,6 @@ def _checked_schedule(
     return steps
 
 
-def _block(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """The records of each source in one block."""
-    total = sum(weights)
-    shares = [weight / total for weight in weights]
-    size = math.lcm(*(share.denominator for share in shares))
-    if size <= _MOST_EXACT:
-        return tuple(int(share * size) for share in shares)
-    counts = _apportioned(shares, max(_ROUNDED, len(weights)))
-    common = math.gcd(*counts)
-    return tuple(count // common for count in counts)
-
-
-def _apportioned(shares: Sequence[Fraction], size: int) -> tuple[int, ...]:
-    """So many records, as near to the shares as whole numbers are: by largest remainders."""
-    counts = [int(share * size) for share in shares]
-    rests = sorted(
-        range(len(shares)), key=lambda k: (counts[k] - shares[k] * size, k)
-    )  # The largest remainder first.
-    for k in rests[: size - sum(counts)]:
-        counts[k] += 1
-    # Each comes at least once in a block, at the cost of the most frequent one.
-    for k, share in enumerate(shares):
-        if share and not counts[k] and max(counts) > 1:
-            counts[counts.index(max(counts))] -= 1
-            counts[k] = 1
-    return tuple(counts)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Blocks that hold the same number of records of each source."""
-
-    first: int
-    """The first record of the segment."""
-    block: int
-    """The number of its first block in the epoch."""
-    blocks: int
-    """How many blocks it has."""
-    counts: tuple[int, ...]
-    """Records of each source in a block."""
-    before: tuple[int, ...]
-    """Records of each source in the epoch before it."""
-
-    @property
-    def size(self) -> int:
-        """Records of a block."""
-        return sum(self.counts)
-
-    @property
-    def end(self) -> int:
-        """The first record after it."""
-        return self.first + self.blocks * self.size
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        """Records of each source in the epoch up to its end."""
-        return tuple(b + self.blocks * c for b, c in zip(self.before, self.counts, strict=True))
-
-
-def _segments(
-    lengths: Sequence[int], steps: Sequence[tuple[int, Sequence[Fraction]]], mode: OnExhausted
-) -> Iterator[Segment]:
-    """The segments of an epoch."""
-    last = Segment(0, 0, 0, (0,) * len(lengths), (0,) * len(lengths))
-    ends = [start for start, _ in steps[1:]]
-    for (_, weights), end in zip(steps, [*ends, None], strict=True):
-        while end is None or last.end < end:
-            left = [n - used for n, used in zip(lengths, last.after, strict=True)]
-            alive = [w if mode == "repeat" or n > 0 else Fraction(0)
-                     for w, n in zip(weights, left, strict=True)]  # fmt: skip
-            if not any(alive):
-                # All that this step reads has been read; the next one reads other sources.
-                break
-            segment = _next(last, _block(alive), left, end, mode)
-            if segment is None or (mode == "stop" and alive != list(weights)):
-                return
-            if not segment.blocks:
-                break
-            last = segment
-            yield segment
-
-
-def _next(
-    last: Segment, counts: tuple[int, ...], left: Sequence[int], end: int | None, mode: OnExhausted
-) -> Segment | None:
-    """The segment after one: whole blocks, or where there is room for none, a block cut short;
-    None where the epoch ends instead."""
-    size, drawn = sum(counts), [(n, c) for n, c in zip(left, counts, strict=True) if c]
-    room = None if end is None else end - last.end
-    if mode == "repeat":
-        # Until each has been read once, or the weights change.
-        blocks = max(0, *(-(-n // c) for n, c in drawn))
-        fits = True
-        if room is not None:
-            blocks = room // size
-    else:
-        blocks = min(n // c for n, c in drawn)
-        fits = blocks > 0
-        if room is not None:
-            blocks = min(blocks, room // size)
-    place = last.end, last.block + last.blocks
-    if blocks or (mode == "repeat" and room is None):
-        return Segment(*place, blocks, counts, last.after)
-    if not fits and mode == "stop":
-        return None
-    if room is not None and room < size:
-        counts = _apportioned([Fraction(c, size) for c in counts], room)
-    if mode != "repeat":
-        counts = tuple(min(n, c) for n, c in zip(left, counts, strict=True))
-    return Segment(*place, 1, counts, last.after) if sum(counts) else None
-
-
 @dataclass(frozen=True)
 class MixRoute:
     """Record n of a mixture → its source and the position there. Never changes."""
@@ -311,6 +262,67 @@ class MixRoute:
     segments: tuple[Segment, ...]
     on_exhausted: OnExhausted
     seed: int | None
+    steps: tuple[Step, ...] = ()
+    """The weights, and from which record on; none where the route was only described."""
+    shards: tuple[Sharding, ...] = ()
+    """How each source is sharded."""
+    older: MixRoute | None = None
+    """How the same mixture was in the first format; None where it is so now."""
+
+    @classmethod
+    def made(
+        cls,
+        names: tuple[str, ...],
+        lengths: tuple[int, ...],
+        steps: tuple[Step, ...],
+        mode: OnExhausted,
+        seed: int | None,
+        shards: tuple[Sharding, ...] = (),
+    ) -> MixRoute:
+        """The route of sources of these lengths.
+
+        Raises:
+            ConfigError: it would have no record.
+        """
+        segments, holds = find_segments(lengths, steps, mode, evens_out=False)
+        older = cls(names, lengths, segments, mode, seed, steps, shards) if segments else None
+        if not holds:
+            segments, _ = find_segments(lengths, steps, mode, evens_out=True)
+        if not segments:
+            raise ConfigError(
+                f"the sources have {dict(zip(names, lengths, strict=True))} records, fewer than "
+                "one block of the mixture needs, "
+                f"{dict(zip(names, block_of(steps[0][1]), strict=True))}"
+            )
+        return cls(names, lengths, segments, mode, seed, steps, shards, None if holds else older)
+
+    def resized(self, sizes: Sequence[int]) -> MixRoute:
+        """The route of sources that have so many records, in the same format."""
+        if tuple(sizes) == self.lengths:
+            return self
+        made = MixRoute.made(
+            self.names, tuple(sizes), self.steps, self.on_exhausted, self.seed, self.shards
+        )
+        return made if self.older else made.older or made
+
+    @property
+    def varies(self) -> bool:
+        """Whether epochs differ in size, as those of shards do that are read in turn."""
+        return self.on_exhausted == "drop" and not all(s.is_even for s in self.shards)
+
+    def at(self, epoch: int) -> MixRoute:
+        """The route of an epoch."""
+        if not self.varies:
+            return self
+        return self._of_lengths(tuple(sharding.length(epoch) for sharding in self.shards))
+
+    @cached_property
+    def _of_lengths(self) -> Callable[[tuple[int, ...]], MixRoute]:
+        # Shards have one of two sizes each.
+        return lru_cache(TUNING.lists_kept)(lambda n: replace(self.resized(n), shards=()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def size(self) -> int:
@@ -321,38 +333,65 @@ class MixRoute:
     def _firsts(self) -> Numbers:
         return np.array([segment.first for segment in self.segments])
 
+    def dealt(self, num_shards: int) -> Route:
+        """The same in an order of which each shard has the proportions of the whole."""
+        return self if stay_the_same(self.segments) else DealtRoute(self, num_shards)
+
     def __call__(self, indices: Numbers, call: Call) -> Places:
+        if self.varies:
+            return self.at(call.epoch)(indices, call)
         found = np.searchsorted(self._firsts, indices, side="right") - 1
         parts, counters = np.empty_like(indices), np.empty_like(indices)
         for number in np.unique(found).tolist():
             chosen = found == number
-            parts[chosen], counters[chosen] = _draw(
-                self.segments[number], indices[chosen], self._key(call.seed, call.epoch)
+            parts[chosen], counters[chosen] = self.segments[number].draw(
+                indices[chosen], self.key(call.seed, call.epoch)
             )
+        return self.places(parts, counters, call)
+
+    def places(self, parts: Numbers, counters: Numbers, call: Call) -> Places:
+        """Where records are found, by their sources and their numbers among the epoch's records of
+        these."""
         lengths = np.array(self.lengths)[parts]
         if self.on_exhausted != "repeat":
-            return Places(parts, np.full_like(indices, call.epoch), counters)
-        counters += np.array(self.segments[-1].after)[parts] * call.epoch
-        return Places(parts, *np.divmod(counters, lengths))
+            return Places(parts, np.full_like(parts, call.epoch), counters)
+        counters = counters + np.array(self.segments[-1].after)[parts] * call.epoch
+        epochs, positions = np.divmod(counters, lengths)
+        for part, sharding in enumerate(self.shards):
+            if not sharding.is_even:
+                # Passes that differ in length.
+                of = parts == part
+                passes = [sharding.epoch_at(count) for count in counters[of].tolist()]
+                epochs[of] = passes
+                positions[of] = counters[of] - [sharding.offset(number) for number in passes]
+        return Places(parts, epochs, positions)
 
-    def _key(self, seed: int, epoch: int) -> int:
-        key = f"{seed if self.seed is None else self.seed}/{epoch}/mix"
+    def key(self, seed: int, epoch: int, tag: str = "") -> int:
+        """What the order within the blocks of an epoch follows from."""
+        key = f"{seed if self.seed is None else self.seed}/{epoch}/mix{tag}"
         digest: int = xxhash.xxh3_64_intdigest(key.encode())
         return digest
 
     def counts(self, records: int, epoch: int, seed: int) -> dict[str, int]:
         """Records of each source among the first of an epoch."""
+        if self.varies:
+            return self.at(epoch).counts(records, epoch, seed)
         if records > self.size:
             raise ConfigError(f"records is {records}, and an epoch has {self.size}")
         number = max(0, int(np.searchsorted(self._firsts, records, side="right")) - 1)
         segment = self.segments[number]
         blocks, rest = divmod(records - segment.first, segment.size)
-        made = np.array(segment.before) + blocks * np.array(segment.counts)
+        made = np.array(segment.made(blocks))
         if rest:
             indices = np.arange(records - rest, records)
-            parts, _ = _draw(segment, indices, self._key(seed, epoch))
+            parts, _ = segment.draw(indices, self.key(seed, epoch))
             made += np.bincount(parts, minlength=len(made))
         return dict(zip(self.names, made.tolist(), strict=True))
+
+    def counts_of(self, first: int, stop: int, epoch: int, seed: int) -> dict[str, int]:
+        """The same of a stretch."""
+        before = self.counts(first, epoch, seed)
+        return {k: n - before[k] for k, n in self.counts(stop, epoch, seed).items()}
 
     @classmethod
     def described(cls, fields: Mapping[str, Any]) -> MixRoute:
@@ -362,16 +401,10 @@ class MixRoute:
             is_below = names and field.startswith(f"{names[-1]}.")
             if field.endswith(".source") and not is_below:
                 names.append(field.removesuffix(".source"))
-        segments: list[Segment] = []
-        nothing = (0,) * len(names)
-        for first, blocks, *counts in fields["blocks"]:
-            last = segments[-1] if segments else Segment(first, 0, 0, nothing, nothing)
-            segments.append(
-                Segment(first, last.block + last.blocks, blocks, tuple(counts), last.after)
-            )
+        segments = described_segments(fields["blocks"], len(names))
         lengths = tuple(fields[f"{name}.size"] for name in names)
         mode, seed = fields["on_exhausted"], fields["mix_seed"]
-        return cls(tuple(names), lengths, tuple(segments), mode, seed)
+        return cls(tuple(names), lengths, segments, mode, seed)
 
     def describe(self) -> dict[str, Any]:
         """The blocks of each segment."""
@@ -379,11 +412,91 @@ class MixRoute:
         # With "a" and "a.b", the fields of the second look like those of a part of the first.
         hidden = any(other.startswith(f"{name}.") for name in names for other in names)
         return {
-            "blocks": [[s.first, s.blocks, *s.counts] for s in self.segments],
+            **({"mix": FORMAT} if any(segment.varies for segment in self.segments) else {}),
+            "blocks": [segment.describe() for segment in self.segments],
             "on_exhausted": self.on_exhausted,
             "mix_seed": self.seed,
             **({"names": names} if hidden else {}),
         }
+
+
+@dataclass(frozen=True)
+class DealtRoute:
+    """A mixture whose proportions change in the course of an epoch, in an order of which each shard
+    has them at the same time as the others. Never changes.
+
+    Sources that are read once in an epoch are dealt out in stretches, so that a shard reads what
+    lies together; others in turn, so that the shards are in the same pass.
+    """
+
+    route: MixRoute
+    num_shards: int
+
+    @property
+    def size(self) -> int:
+        """Records of an epoch, of all shards."""
+        return self.route.size
+
+    @property
+    def older(self) -> MixRoute:
+        """Stretches of the mixture, as shards were in the first format."""
+        return self.route.older or self.route
+
+    @cached_property
+    def _sharding(self) -> Sharding:
+        return Sharding(num_records=self.size, num_shards=self.num_shards)
+
+    @cached_property
+    def _shards(self) -> Callable[[int], tuple[ShardOfBlocks, Numbers]]:
+        return lru_cache(maxsize=TUNING.lists_kept)(self._shard)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"route": self.route, "num_shards": self.num_shards}
+
+    def _shard(self, shard: int) -> tuple[ShardOfBlocks, Numbers]:
+        """The blocks of a shard, and the first of its records of each source."""
+        segments, num = self.route.segments, self.num_shards
+        blocks = ShardOfBlocks(segments, self._sharding.residue(shard), num)
+        if self.route.on_exhausted == "repeat":
+            return blocks, blocks.firsts
+        every = np.array(segments[-1].after)
+        residues = [self._sharding.residue(before) for before in range(shard)]
+        held = [ShardOfBlocks(segments, residue, num).held(every) for residue in residues]
+        return blocks, np.sum(held, axis=0, dtype=np.int64) if held else np.zeros_like(every)
+
+    def __call__(self, indices: Numbers, call: Call) -> Places:
+        sharding, route = self._sharding, self.route
+        shards = sharding.shards_of(indices)
+        parts, counters = np.empty_like(indices), np.empty_like(indices)
+        step = self.num_shards if route.on_exhausted == "repeat" else 1
+        for shard in np.unique(shards).tolist():
+            chosen = shards == shard
+            blocks, firsts = self._shards(shard)
+            key = self._key(shard, call.epoch, call.seed)
+            own, numbers = blocks.draw(indices[chosen] - sharding.bound(shard), key)
+            parts[chosen], counters[chosen] = own, firsts[own] + numbers * step
+        return route.places(parts, counters, call)
+
+    def _key(self, shard: int, epoch: int, seed: int) -> int:
+        return self.route.key(seed, epoch, f"/{shard}/{self.num_shards}")
+
+    def counts_of(self, first: int, stop: int, epoch: int, seed: int) -> dict[str, int]:
+        """Records of each source among those from the first one of a shard on."""
+        (shard,) = self._sharding.shards_of(np.array([first])).tolist()
+        blocks, _ = self._shards(shard)
+        counts = blocks.counts(stop - first, self._key(shard, epoch, seed)).tolist()
+        return dict(zip(self.route.names, counts, strict=True))
+
+    def counts(self, records: int, epoch: int, seed: int) -> dict[str, int]:
+        """Records of each source among the first of an epoch, of the mixture without shards."""
+        return self.route.counts(records, epoch, seed)
+
+    def resized(self, sizes: Sequence[int]) -> Route:
+        return self.route.resized(sizes).dealt(self.num_shards)
+
+    def describe(self) -> dict[str, Any]:
+        """The blocks of each segment, and that they are dealt out."""
+        return {**self.route.describe(), "mix": FORMAT, "dealt": self.num_shards}
 
 
 def counts_of_calls(
@@ -410,45 +523,12 @@ def counts_of_calls(
         field.get("shuffle", "none") == "none" and field.get("num_shards", 1) == 1
         for field in (fields, of)
     )
-    if of["source"] != "mix" or not is_in_order:
+    has_shards = any(name.endswith(".num_shards") and of[name] != 1 for name in of)
+    if of["source"] != "mix" or not is_in_order or has_shards:
         return None
     route = MixRoute.described(of)
     # No mixture has larger blocks: the fields are those of something else.
-    if max(segment.size for segment in route.segments) > max(_MOST_EXACT, len(route.names)):
+    if max(segment.size for segment in route.segments) > max(MOST_EXACT, len(route.names)):
         return None
     records = min(max(0, calls * per_call - carried), route.size)
     return route.counts(records, epoch, settings["seed"])
-
-
-def _draw(segment: Segment, indices: Numbers, key: int) -> tuple[Numbers, Numbers]:
-    """The source of each record, and its number among the epoch's records of that source."""
-    size = segment.size
-    numbers, inside = np.divmod(indices - segment.first, size)
-    blocks, rows = np.unique(numbers, return_inverse=True)
-    # A slot of a block belongs to a source; sorting random numbers shuffles the slots.
-    slots = np.repeat(np.arange(len(segment.counts)), segment.counts)
-    kinds = slots[np.argsort(_mixed(blocks + segment.block, size, key), axis=1, kind="stable")]
-    parts: Numbers = kinds[rows.reshape(-1), inside]
-    counters = np.empty_like(indices)
-    for part in np.unique(parts).tolist():
-        chosen = parts == part
-        ranks = np.cumsum(kinds == part, axis=1)[rows.reshape(-1)[chosen], inside[chosen]] - 1
-        counters[chosen] = segment.before[part] + numbers[chosen] * segment.counts[part] + ranks
-    return parts, counters
-
-
-def _mixed(blocks: Numbers, size: int, key: int) -> Any:
-    """A random number for each slot of each block: SplitMix64's (Steele et al., OOPSLA 2014)."""
-    first = _finish(blocks.astype(np.uint64) * _GAMMA ^ np.uint64(key))
-    return _finish(first[:, None] + np.arange(1, size + 1, dtype=np.uint64) * _GAMMA)
-
-
-_GAMMA = np.array(0x9E3779B97F4A7C15, np.uint64)
-_MIX_1 = np.array(0xBF58476D1CE4E5B9, np.uint64)
-_MIX_2 = np.array(0x94D049BB133111EB, np.uint64)
-
-
-def _finish(numbers: Any) -> Any:
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * _MIX_1
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * _MIX_2
-    return numbers ^ (numbers >> np.uint64(31))

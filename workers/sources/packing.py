@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, Unpack, get_args
+from dataclasses import dataclass, fields, replace
+from threading import Lock
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +17,11 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.orders.options import OrderOptions
+from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.source import Source, as_part
-from feeder.workers.sources.steps.ragged import items
+from feeder.workers.sources.steps.ragged import GROUP, items
 from feeder.workers.sources.steps.rows import LEFT_OUT, Step, name_in, samples_of, size_of
+from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import (
     Columns,
     Faults,
@@ -27,7 +32,36 @@ from feeder.workers.sources.stores.reading import (
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import is_masked
 
-Long = Literal["split", "drop"]
+_logger = logging.getLogger("feeder")
+
+_READ_TOGETHER = 16
+"""Documents that are read together where a piece of a window is bounded."""
+
+Long = Literal["split", "drop", "truncate"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How documents become rows, beside their windows. Never changes."""
+
+    seq_len: int
+    long: Long = "split"
+    bos: int | None = None
+    eos: int | None = None
+    pad: int = 0
+    per_token: tuple[str, ...] = ()
+    per_document: tuple[str, ...] = ()
+    cu_seqlens: int | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """What is not as it is without options, for the fingerprint."""
+        usual = Layout(self.seq_len)
+        return {
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != getattr(usual, field.name)
+            and field.name != "long"
+        }
 
 
 @public("feeder.sources")
@@ -36,6 +70,14 @@ def pack(
     seq_len: int,
     window: int = 1024,
     long: Long = "split",
+    *,
+    window_tokens: int | None = None,
+    bos: int | None = None,
+    eos: int | None = None,
+    pad: int = 0,
+    per_token: Iterable[str] = (),
+    per_document: Iterable[str] = (),
+    cu_seqlens: int | None = None,
     **options: Unpack[OrderOptions],
 ) -> Source:
     """Documents packed into rows of `seq_len` tokens.
@@ -45,10 +87,10 @@ def pack(
     Ding et al., arXiv:2404.10830). Rows of a window come in the order of their first documents. A
     window is packed by itself, so a feed resumes by packing one window, and holds no open rows.
 
-    Columns, each of (rows, seq_len), by name: `tokens`, of the documents' dtype, 0 where there is
-    none; `segment_ids`, int32, the number of the document in its row from 1, 0 where there is none;
-    `positions`, int32, the place in the document from 0; `loss_mask`, bool, true on tokens, or
-    where the document's own `loss_mask` is.
+    Columns, each of (rows, seq_len), by name: `tokens`, of the documents' dtype, `pad` where there
+    is none; `segment_ids`, int32, the number of the document in its row from 1, 0 where there is
+    none; `positions`, int32, the place in the document from 0; `loss_mask`, bool, true on tokens,
+    or where the document's own `loss_mask` is.
 
     Args:
         source: A record is a document: an array of whole numbers of one axis, or a mapping with
@@ -57,8 +99,21 @@ def pack(
         window: Documents that are packed together. More of them leave less padding, and make a
             larger chunk: a call's rows are in memory together.
         long: What becomes of a document that is longer than a row: "split" makes documents of
-            `seq_len` tokens of it, and one of the rest; "drop" leaves it out and counts it in
-            `source.skipped`.
+            `seq_len` tokens of it, and one of the rest, each with positions from 0; "drop" leaves
+            it out and counts it in `source.skipped`; "truncate" keeps its first `seq_len` tokens.
+        window_tokens: A window is packed as soon as its documents have so many tokens together, a
+            longer document alone, so that a call's rows are bounded: in pieces, each by itself.
+        bos: A token that is put before each document; `loss_mask` is false there where the document
+            has one.
+        eos: A token that is put after each document; `loss_mask` is true there.
+        pad: The token where there is none.
+        per_token: Names of other columns that have an entry for each token. They come as columns of
+            (rows, seq_len, ...), 0 at padding, `bos` and `eos`.
+        per_document: Names of other columns that have one entry for a document, such as its number.
+            Each token of the document gets it, in a column of (rows, seq_len, ...); padding has 0.
+        cu_seqlens: The most documents of a row. A row then has the columns `cu_seqlens`, int32 of
+            (rows, cu_seqlens + 2), where its documents begin, what is padding, and `seq_len`
+            repeated; and `max_seqlen`, int32 of (rows,), the longest of these stretches.
         options: `OrderOptions`; a record is a window.
 
     Raises:
@@ -68,8 +123,24 @@ def pack(
     part = as_part(source, "pack")
     if long not in get_args(Long):
         raise ConfigError(f"long is {long!r}, expected one of {get_args(Long)!r}")
-    packed = Packed(part, whole("seq_len", seq_len, 1), whole("window", window, 1), long)
-    return Source(packed, **options)
+    columns = [*map(str, per_token)], [*map(str, per_document)]
+    if taken := _COLUMNS & {*columns[0], *columns[1]} or {*columns[0]} & {*columns[1]}:
+        raise ConfigError(f"per_token and per_document name {sorted(taken)} twice, or pack has it")
+    layout = Layout(
+        whole("seq_len", seq_len, 1 + (bos is not None) + (eos is not None)),
+        long,
+        bos=None if bos is None else whole("bos", bos),
+        eos=None if eos is None else whole("eos", eos),
+        pad=whole("pad", pad),
+        per_token=tuple(columns[0]),
+        per_document=tuple(columns[1]),
+        cu_seqlens=None if cu_seqlens is None else whole("cu_seqlens", cu_seqlens, 1),
+    )
+    bound = None if window_tokens is None else whole("window_tokens", window_tokens, 1)
+    return Source(Packed(part, layout, whole("window", window, 1), bound), **options)
+
+
+_COLUMNS = {"tokens", "segment_ids", "positions", "loss_mask", "cu_seqlens", "max_seqlen"}
 
 
 @public("feeder.sources")
@@ -91,8 +162,8 @@ def packing_efficiency(
         kept = [
             piece
             for length in sizes[start : start + step]
-            if long == "split" or length <= size
-            for piece in pieces(length, size)
+            if long != "drop" or length <= size
+            for piece in pieces(min(length, size) if long == "truncate" else length, size)
         ]
         tokens, rows = tokens + sum(kept), rows + len(best_fit(kept, size))
     return tokens / (rows * size) if rows else 1.0
@@ -104,8 +175,9 @@ def pieces(length: int, size: int) -> list[int]:
     return [size] * full + [rest] * (rest > 0)
 
 
-def best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Which documents each row holds: the longest first, each in the fullest row with room.
+def best_fit(lengths: Sequence[int], size: int, most: int | None = None) -> list[list[int]]:
+    """Which documents each row holds: the longest first, each in the fullest row with room, and at
+    most so many in a row.
 
     The documents of a row are in their order, and so are the rows, by their first documents.
     """
@@ -122,7 +194,7 @@ def best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
             free, number = room.pop(at)
             left = free - length
             rows[number].append(i)
-        if left:
+        if left and len(rows[number]) != most:
             insort(room, (left, number))
     return sorted(sorted(row) for row in rows)
 
@@ -132,69 +204,303 @@ class Packed(Step):
 
     kind = "pack"
 
-    def __init__(self, of: Records, seq_len: int, window: int, long: Long) -> None:
+    def __init__(
+        self, of: Records, layout: Layout, window: int, bound: int | None = None
+    ) -> None:  # fmt: skip
         super().__init__(of)
-        self._seq_len, self._window, self._long = seq_len, window, long
+        self._layout, self._window, self._bound = layout, window, bound
         # A window may have no document left, and has as many rows as it takes.
         self.traits = replace(self.traits, is_last=True, one_per_call=True, may_skip=True)
         self._faults = Faults("skip")
+        self._told: set[str] = set()
+        # How windows are dealt out to shards; None where these are stretches.
+        self._sharding: Sharding | None = None
+        # With a bound, record r is piece `r // GROUP` of one of a group of windows, of which each
+        # has places for as many pieces as documents: several threads have a window each. Windows
+        # that are walked through come one after the other.
+        self._group = 1 if self.traits.walks else GROUP
+        self._cuts = Kept(4 * GROUP)
+
+    def of_parts(self, parts: Sequence[Records]) -> Packed:
+        """The same of other parts, without what is known of the pieces of these."""
+        (of,) = parts
+        step = Packed(of, self._layout, self._window, self._bound)
+        step._sharding = self._sharding
+        return step
 
     def __len__(self) -> int:
-        return -(-size_of(self.parts[0]) // self._window)
+        windows = -(-size_of(self.parts[0]) // self._window)
+        if self._bound is None:
+            return windows
+        return -(-windows // self._group) * self._group * self._window
 
     @property
     def skipped(self) -> int:
         """Reads of documents that were left out: too long, or defective."""
         return super().skipped + self._faults.skipped
 
+    def dealt(self, num_shards: int) -> Packed:
+        """The same with windows that are dealt out to shards in turn, where the documents come in
+        other proportions at the start than at the end; else the same."""
+        deal = getattr(self.parts[0], "dealt", None)
+        if (
+            self._bound is not None
+            or deal is None
+            or num_shards > len(self)
+            or deal(num_shards) is self.parts[0]
+        ):
+            return self
+        step = copy.copy(self)
+        step._sharding = Sharding(num_records=len(self), num_shards=num_shards)
+        return step
+
+    def as_it_was(self) -> Step | None:
+        """The same as it was in an earlier format, in which shards were stretches."""
+        step = copy.copy(self)
+        step._sharding = None
+        older = super(Packed, step).as_it_was()
+        return step if older is None and self._sharding is not None else older
+
+    def _number(self, index: int) -> int:
+        """The window that record `index` is."""
+        if self._sharding is None:
+            return index
+        (shard,) = self._sharding.shards_of(np.array([index])).tolist()
+        place = index - self._sharding.bound(shard)
+        return place * self._sharding.num_shards + self._sharding.residue(shard)
+
+    def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
+        """What has been read of each source of a mixture, up to a window of the epoch."""
+        part: Any = self.parts[0]
+        read = getattr(part, "read_up_to", None)
+        stop = min(self._windows(record) * self._window, size_of(part))
+        found: dict[str, dict[str, Any]] = (
+            read(call, stop) if read and not first and self._sharding is None else {}
+        )
+        return found
+
+    def _windows(self, record: int) -> int:
+        """The windows before a record, as nearly as that can be told."""
+        return record if self._bound is None else record // self._window
+
+    def cursor_at(self, call: Call, row: int) -> bytes:
+        """The cursor of documents that are walked through, at a window."""
+        part: Any = self.parts[0]
+        cursor: bytes = part.cursor_at(call, self._windows(row) * self._window)
+        return cursor
+
+    def seek_to(self, call: Call, cursor: bytes) -> None:
+        """Take such a cursor."""
+        part: Any = self.parts[0]
+        part.seek_to(call, cursor)
+
     def name(self, index: int) -> str:
         """The window."""
-        return f"window {index}"
+        window = self._number(index) if self._bound is None else self._place(index)[0]
+        return f"window {window}"
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
-        """The rows of one window."""
-        start = int(indices[0]) * self._window
+        """The rows of one window, or of a piece of it."""
+        index = int(indices[0])
+        if self._bound is not None:
+            return self._piece(*self._place(index), call)
+        start = self._number(index) * self._window
         stop = min(start + self._window, size_of(self.parts[0]))
-        samples = samples_of(self.parts[0], np.arange(start, stop), call)
+        return self._rows(start, self._taken(start, stop, call), call)
+
+    def _place(self, record: int) -> tuple[int, int]:
+        """The window and the piece that a record is."""
+        group, inside = divmod(record, self._group * self._window)
+        return group * self._group + inside % self._group, inside // self._group
+
+    def _taken(self, start: int, stop: int, call: Call) -> list[Any]:
+        return samples_of(self.parts[0], np.arange(start, stop), call)
+
+    def _piece(self, window: int, number: int, call: Call) -> Columns | None:
+        """The rows of as many documents of a window as the bound on tokens has room for."""
+        first, size = window * self._window, size_of(self.parts[0])
+        if first >= size:
+            return None
+        key = call.seed, call.epoch, window
+        cuts: _Cuts = self._cuts.get(key, lambda: _Cuts(first, min(first + self._window, size)))
+        samples: list[Any] | None = None
+        with cuts.lock:
+            # A piece begins where the one before it ends: mostly that has been read.
+            while len(cuts.starts) < number + 2 and cuts.starts[-1] < cuts.stop:
+                samples = self._bounded(cuts, call)
+        if len(cuts.starts) < number + 2:
+            return None
+        start, stop = cuts.starts[number : number + 2]
+        if samples is None or len(cuts.starts) > number + 2:
+            samples = self._taken(start, stop, call)
+        return self._rows(start, samples, call)
+
+    def _bounded(self, cuts: _Cuts, call: Call) -> list[Any]:
+        """The documents of the next piece; at least one."""
+        assert self._bound is not None
+        start, tokens = cuts.starts[-1], 0
+        taken: list[Any] = []
+        while start + len(taken) < cuts.stop:
+            at = start + len(taken)
+            try:
+                found = self._taken(at, min(at + _READ_TOGETHER, cuts.stop), call)
+            except StopIteration:
+                # Documents that are walked through end somewhere.
+                if not taken and len(cuts.starts) == 1:
+                    raise
+                cuts.stop = at
+                break
+            for sample in found:
+                if sample is not LEFT_OUT:
+                    size, *_ = self._document(sample, at + len(taken), call)
+                    tokens += len(size)
+                if taken and tokens > self._bound:
+                    cuts.starts.append(start + len(taken))
+                    return taken
+                taken.append(sample)
+        if taken:
+            cuts.starts.append(start + len(taken))
+        return taken
+
+    def _rows(self, start: int, samples: Sequence[Any], call: Call) -> Columns | None:
         documents: list[Document] = []
         for number, sample in enumerate(samples, start):
             cut = [] if sample is LEFT_OUT else self._cut(sample, number, call)
             documents += cut
-            if cut and cut[0][0].dtype != documents[0][0].dtype:
+            if cut and cut[0].tokens.dtype != documents[0].tokens.dtype:
                 raise RecordError(
                     f"{name_in(self.parts[0], number, call)}: documents of a window are "
-                    f"{documents[0][0].dtype} and {cut[0][0].dtype}, expected one dtype"
+                    f"{documents[0].tokens.dtype} and {cut[0].tokens.dtype}, expected one dtype"
                 )
         if not documents:
             return None
-        rows = best_fit([len(tokens) for tokens, _ in documents], self._seq_len)
-        return lay_out([[documents[i] for i in row] for row in rows], self._seq_len, call)
+        layout = self._layout
+        lengths = [len(document.tokens) for document in documents]
+        rows = best_fit(lengths, layout.seq_len, layout.cu_seqlens)
+        try:
+            return lay_out([[documents[i] for i in row] for row in rows], layout, call)
+        except (TypeError, ValueError, OverflowError) as error:
+            where = name_in(self.parts[0], start, call)
+            raise RecordError(f"{where}, or the {len(samples) - 1} after it: {error}") from error
 
     def _cut(self, sample: Any, number: int, call: Call) -> list[Document]:
         """A document as pieces that fit into a row."""
-        size = self._seq_len
-        tokens, mask = _document(sample, lambda: name_in(self.parts[0], number, call))
-        if len(tokens) > size and self._long == "drop":
+        layout = self._layout
+        tokens, mask, others = self._document(sample, number, call)
+        if not len(tokens):
+            return []
+        if layout.bos is not None or layout.eos is not None:
+            tokens, mask, others = _ended(tokens, mask, others, layout)
+        size = layout.seq_len
+        if len(tokens) > size and layout.long == "drop":
             self._faults.count(1)
             return []
+        stop = min(len(tokens), size) if layout.long == "truncate" else len(tokens)
         return [
-            (tokens[at : at + size], None if mask is None else mask[at : at + size])
-            for at in range(0, len(tokens), size)
+            Document(
+                tokens[at : at + size][: stop - at],
+                None if mask is None else mask[at : at + size][: stop - at],
+                {name: other[at : at + size][: stop - at] for name, other in others.items()},
+            )
+            for at in range(0, stop, size)
         ]
+
+    def _document(self, sample: Any, number: int, call: Call) -> Document:
+        """The document of a record, with the columns that are carried."""
+        layout = self._layout
+
+        def name() -> str:
+            return name_in(self.parts[0], number, call)
+
+        tokens, mask = _document(sample, name)
+        others: dict[str, NDArray[Any]] = {}
+        if not (layout.per_token or layout.per_document):
+            if isinstance(sample, Mapping) and len(sample) > 1:
+                self._tell_of_columns(sample)
+            return Document(tokens, mask, others)
+        has = sample if isinstance(sample, Mapping) else {}
+        for column in (*layout.per_token, *layout.per_document):
+            if column not in has:
+                raise RecordError(f"{name()}: has no column {column!r}, which is to be carried")
+            value = np.asarray(has[column])
+            if value.dtype.kind not in "biufcV":
+                raise RecordError(f"{name()}: column {column!r} is {value.dtype}, expected numbers")
+            if column in layout.per_document:
+                value = np.broadcast_to(value, (len(tokens), *value.shape))
+            elif not value.ndim or len(value) != len(tokens):
+                raise RecordError(
+                    f"{name()}: column {column!r} has the shape {list(value.shape)}, expected an "
+                    f"entry for each of {len(tokens)} tokens; per_document is for one of all"
+                )
+            others[column] = value
+        self._tell_of_columns(has)
+        return Document(tokens, mask, others)
+
+    def _tell_of_columns(self, sample: Mapping[Any, Any]) -> None:
+        """Log once which columns are left out."""
+        layout = self._layout
+        known = {"tokens", "loss_mask", *layout.per_token, *layout.per_document}
+        if new := sample.keys() - known - self._told:
+            self._told |= new
+            _logger.warning(
+                "pack leaves out the columns %s: name them in per_token= or per_document= to have "
+                "them, or leave them out by map", sorted(map(str, new)),
+            )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """How documents are packed."""
         return {
-            **super().describe(), "seq_len": self._seq_len, "window": self._window,
-            "long": self._long,
+            **super().describe(), "seq_len": self._layout.seq_len, "window": self._window,
+            "long": self._layout.long, **self._layout.describe(),
+            **({} if self._sharding is None else {"windows": "dealt"}),
+            **({} if self._bound is None else {"window_tokens": self._bound}),
         }  # fmt: skip
 
 
-Document = tuple[NDArray[Any], "NDArray[Any] | None"]
-"""Tokens, and which of them count for the loss where not all do."""
+class Document(NamedTuple):
+    """What a row holds of a document. Arrays as long as the tokens."""
+
+    tokens: NDArray[Any]
+    mask: NDArray[Any] | None
+    """Which of them count for the loss where not all do."""
+    others: dict[str, NDArray[Any]]
+    """Columns that are carried."""
 
 
-def _document(sample: Any, name: Callable[[], str]) -> Document:
+class _Cuts:
+    """Where the pieces of a window begin. Its lock is held while more of them are found."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.starts, self.stop, self.lock = [start], stop, Lock()
+
+
+def _ended(
+    tokens: NDArray[Any], mask: NDArray[Any] | None, others: dict[str, NDArray[Any]], layout: Layout
+) -> Document:
+    """A document between its first and its last token."""
+    given = [token for token in (layout.bos, layout.eos) if token is not None]
+    if not all(_fits(token, tokens.dtype) for token in given):
+        raise RecordError(f"bos and eos are {given}, which {tokens.dtype} does not hold")
+    before, after = (int(token is not None) for token in (layout.bos, layout.eos))
+    bos, eos = (np.array(given[:before], tokens.dtype), np.array(given[before:], tokens.dtype))
+    carried = {}
+    for name, other in others.items():
+        if name in layout.per_document:
+            size = len(tokens) + before + after
+            carried[name] = np.broadcast_to(other[:1], (size, *other.shape[1:]))
+        else:
+            padding = [(before, after), *[(0, 0)] * (other.ndim - 1)]
+            carried[name] = np.pad(other, padding)
+    if mask is not None:
+        mask = np.concatenate((np.zeros(before, bool), mask, np.ones(after, bool)))
+    return Document(np.concatenate((bos, tokens, eos)), mask, carried)
+
+
+def _fits(token: int, dtype: np.dtype[Any]) -> bool:
+    return token <= np.iinfo(dtype).max
+
+
+def _document(sample: Any, name: Callable[[], str]) -> tuple[NDArray[Any], NDArray[Any] | None]:
     mask = None
     # Arrays, the commonest documents, are told first: to tell a mapping asks its abstract class.
     if isinstance(sample, np.ndarray):
@@ -229,35 +535,56 @@ def _document(sample: Any, name: Callable[[], str]) -> Document:
     return tokens, mask
 
 
-def lay_out(
-    rows: Sequence[Sequence[Document]], seq_len: int, call: Call
-) -> dict[str, NDArray[Any]]:
+def lay_out(rows: Sequence[Sequence[Document]], layout: Layout, call: Call) -> dict[str, Any]:
     """The columns of rows of documents, all of one dtype."""
-    shape, dtype = (len(rows), seq_len), rows[0][0][0].dtype
-    tokens, segments = _zeros(call, shape, dtype), _zeros(call, shape, np.int32)
+    first, seq_len = rows[0][0], layout.seq_len
+    shape = (len(rows), seq_len)
+    tokens, segments = _zeros(call, shape, first.tokens.dtype), _zeros(call, shape, np.int32)
+    if layout.pad:
+        if not _fits(layout.pad, tokens.dtype):
+            raise ValueError(f"pad is {layout.pad}, which {tokens.dtype} does not hold")
+        tokens.fill(layout.pad)
+    others = {
+        name: _zeros(call, (*shape, *other.shape[1:]), other.dtype)
+        for name, other in first.others.items()
+    }
     positions, masked = _zeros(call, shape, np.int32), []
     count = np.arange(seq_len, dtype=np.int32)
     # Slice by slice: to reckon the place of each token takes five times as long.
     for row, documents in enumerate(rows):
         start = 0
-        for number, (document, mask) in enumerate(documents, 1):
+        for number, (document, mask, carried) in enumerate(documents, 1):
             stop = start + len(document)
             tokens[row, start:stop] = document
             segments[row, start:stop] = number
             positions[row, start:stop] = count[: len(document)]
             if mask is not None:
                 masked.append((row, start, stop, mask))
+            for name, other in carried.items():
+                column = others[name]
+                if other.dtype != column.dtype or other.shape[1:] != column.shape[2:]:
+                    raise ValueError(
+                        f"column {name!r} is {other.dtype}{list(other.shape[1:])} and "
+                        f"{column.dtype}{list(column.shape[2:])}, expected one dtype and shape"
+                    )
+                column[row, start:stop] = other
             start = stop
     loss_mask = call.empty(shape, np.bool_)
     np.greater(segments, 0, out=loss_mask)
     for row, start, stop, mask in masked:
         loss_mask[row, start:stop] = mask
-    return {
-        "tokens": tokens,
-        "segment_ids": segments,
-        "positions": positions,
-        "loss_mask": loss_mask,
-    }
+    columns = {
+        "tokens": tokens, "segment_ids": segments, "positions": positions, "loss_mask": loss_mask,
+        **others,
+    }  # fmt: skip
+    if layout.cu_seqlens is not None:
+        columns["cu_seqlens"] = bounds = call.empty((len(rows), layout.cu_seqlens + 2), np.int32)
+        bounds.fill(seq_len)
+        for row, documents in enumerate(rows):
+            ends = np.cumsum([0, *(len(document.tokens) for document in documents)])
+            bounds[row, : len(ends)] = ends
+        columns["max_seqlen"] = np.diff(bounds, axis=1).max(axis=1).astype(np.int32)
+    return columns
 
 
 def _zeros(call: Call, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

@@ -48,12 +48,14 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import Order
+from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.steps.each import Filtered, Mapped, Zipped
 from feeder.workers.sources.steps.ragged import Budgeted, Offsets, Padded, check_length
 from feeder.workers.sources.steps.routed import Repeats, Routed, Stretch, concatenated
 from feeder.workers.sources.steps.rows import (
     Traits,
     apply,
+    as_it_was,
     name_in,
     samples_of,
     size_of,
@@ -184,6 +186,8 @@ class Source:
 
     def cursor(self, call: Call) -> bytes:
         """What a fresh source needs to answer the calls after `call` at once."""
+        if self.traits.walks:
+            return self.cursor_at(call, self._span(call)[1])
         length = self._plan.sharding.length(call.epoch)
         # Padding is no position of the order.
         position = min(self._span(call)[1], length)
@@ -195,7 +199,21 @@ class Source:
         Raises:
             ResumeError: it is not a cursor of such a source.
         """
-        self._order(call.seed).seek(cursor)
+        if self.traits.walks:
+            self.seek_to(call, cursor)
+        else:
+            self._order(call.seed).seek(cursor)
+
+    def cursor_at(self, call: Call, row: int) -> bytes:
+        """The cursor of a mixture that is walked through, at a row of the call's epoch."""
+        records: Any = self.records
+        cursor: bytes = records.cursor_at(call, row)
+        return cursor
+
+    def seek_to(self, call: Call, cursor: bytes) -> None:
+        """Take such a cursor."""
+        records: Any = self.records
+        records.seek_to(call, cursor)
 
     def __len__(self) -> int:
         """Records of all shards together.
@@ -224,7 +242,13 @@ class Source:
         return self._plan.sharding.epoch_size_padded
 
     def rows(self, epoch: int, batch_size: int) -> int:
-        """Rows that one epoch of this shard gives, repeats included."""
+        """Rows that one epoch of this shard gives, repeats included.
+
+        Raises:
+            TypeError: it is a mixture that is walked through, whose rows nobody knows.
+        """
+        if self.traits.walks:
+            raise TypeError("the number of rows of this mixture is not known before they are read")
         return self._plan.sharding.rows(epoch, batch_size)
 
     @property
@@ -273,6 +297,41 @@ class Source:
     def samples(self, positions: NDArray[np.int64], call: Call) -> list[Any]:
         """The same, sample by sample; `LEFT_OUT` where a record is left out."""
         return samples_of(self.records, self._order(call.seed).at(call.epoch, positions), call)
+
+    def read_of_sources(self, call: Call) -> dict[str, dict[str, Any]]:
+        """What has been read of each source of a mixture in the epoch, up to the end of a call:
+        `rows`, `tokens` (None where they are not counted), and `skipped` in all epochs. Empty where
+        that cannot be told: of other sources, of mixtures that are shuffled, of shards of a packed
+        one."""
+        return self.read_up_to(call, self._span(call)[1])
+
+    def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
+        """The same of a shard that begins with record `first`, up to a record of the call's
+        epoch."""
+        read = getattr(self.records, "read_up_to", None)
+        sharding = self._plan.sharding
+        if read is None or not self._plan.in_sequence or sharding.pad_last_batch:
+            return {}
+        if sharding.num_shards > 1:
+            first = sharding.first(call.epoch)
+            record += first
+        found: dict[str, dict[str, Any]] = read(call, record, first)
+        return found
+
+    def as_it_was(self) -> Source | None:
+        """The same as it was in an earlier format, for positions of then; None where there was
+        none."""
+        older = as_it_was(self.records)
+        return None if older is None else self._with(older)
+
+    def dealt(self, num_shards: int) -> Source:
+        """The same in an order of which each shard has the proportions of the whole, where these
+        change in the course of an epoch; else the same."""
+        deal: Callable[[int], Records] | None = getattr(self.records, "dealt", None)
+        if deal is None or not self._plan.in_sequence:
+            return self
+        records = deal(num_shards)
+        return self if records is self.records else self._with(records)
 
     def applied(self, step: Callable[[Records], Records]) -> Source:
         """The same order, with a step that makes one record of one between it and the records."""
@@ -403,8 +462,9 @@ class Source:
         Raises:
             ConfigError: an option is wrong, or the source has shards already.
         """
+        part = as_part(self, "shard", rows=False)
         return Source(
-            as_part(self, "shard", rows=False),
+            part.dealt(num_shards) if isinstance(num_shards, int) and num_shards > 1 else part,
             shard_id=shard_id,
             num_shards=num_shards,
             stick_to_shard=stick_to_shard,
@@ -475,6 +535,10 @@ class Source:
         """The same order of other records."""
         source = copy.copy(self)
         source.records, source._rowless, source._elsewhere = records, None, Faults("skip")
+        if (size := size_of(records)) != source.epoch_size:
+            source._plan = source._plan.resized(size)
+            source._orders, source._lock = {}, Lock()
+            source._remember_rows()
         return source
 
     def describe(self) -> dict[str, Any]:
@@ -490,7 +554,12 @@ class Source:
         return f"<Source {fields}>"
 
 
-def as_part(source: Any, step: str, *, counts: bool = False, rows: bool = True) -> Source:
+_OF_NUMBERS = ("map", "filter", "pad", "offsets")
+
+
+def as_part(
+    source: Any, step: str, *, counts: bool = False, rows: bool = True, shards: bool = False
+) -> Source:
     """A source, where a step may follow it.
 
     Args:
@@ -498,10 +567,13 @@ def as_part(source: Any, step: str, *, counts: bool = False, rows: bool = True) 
         step: What the step is called.
         counts: Whether the step counts rows, which a filter leaves out.
         rows: Whether the step needs one row for each record.
+        shards: Whether the source may have shards.
 
     Raises:
         ConfigError: it is no source, or the step cannot follow.
     """
+    if isinstance(source, Source) and source.traits.walks and step != "pack":
+        raise _walks(step)
     if not isinstance(source, Source):
         step = step.rstrip(",")
         if not getattr(source, "_has_numbers", True):
@@ -513,7 +585,8 @@ def as_part(source: Any, step: str, *, counts: bool = False, rows: bool = True) 
             f"{step}: {type(source).__name__} is no source, expected one of feeder.sources"
         )
     sharding = source._plan.sharding
-    if sharding.num_shards > 1 or sharding.pad_last_batch:
+    may_have = shards and type(sharding) is Sharding
+    if (sharding.num_shards > 1 and not may_have) or sharding.pad_last_batch:
         raise ConfigError(
             f"{step} of a source with shards: they come last, with .shard(shard_id, num_shards)"
         )
@@ -527,7 +600,17 @@ def as_part(source: Any, step: str, *, counts: bool = False, rows: bool = True) 
     return source
 
 
+def _walks(step: str) -> ConfigError:
+    step = step.rstrip(",")
+    return ConfigError(
+        f"{step} of a mixture by tokens, or of packed or filtered sources: its rows follow one "
+        f"another and have no numbers; {step.split(',')[0]} its sources, before mix"
+    )
+
+
 def _check_rows(source: Source, step: str) -> None:
+    if source.traits.walks and step in _OF_NUMBERS:
+        raise _walks(step)
     if source.traits.is_last:
         raise ConfigError(
             f"{step} of {source.kind}, whose rows are not one for each record: {source.kind} comes "

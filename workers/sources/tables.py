@@ -30,7 +30,7 @@ from feeder.workers.sources.stores.arrow_columns import (
     to_columns,
 )
 from feeder.workers.sources.stores.kept import Kept
-from feeder.workers.sources.stores.offsets import list_files, told_of_files
+from feeder.workers.sources.stores.offsets import list_files, order_of_files, told_of_files
 from feeder.workers.sources.stores.reading import Columns, RecordError
 from feeder.workers.stream.batch import Call
 from feeder.workers.tuning import TUNING
@@ -446,7 +446,7 @@ class _Files:
         return f"{self.paths[file]!r}, row group {group}"
 
     def describe(self) -> dict[str, Any]:
-        return told_of_files(self.paths, self._digests)
+        return {**told_of_files(self.paths, self._digests), **order_of_files(self.paths)}
 
 
 _FOOT_BYTES = 64 * 1024

@@ -15,6 +15,7 @@ from feeder.workers.sources.arguments import PathLike, list_paths, whole
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.kept import Kept
+from feeder.workers.sources.stores.offsets import order_of_files
 from feeder.workers.sources.stores.reading import Columns, empty_for, has_place, stack
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import native
@@ -185,6 +186,7 @@ class TokenRecords:
         """The sizes of the files, how they are cut, and what another type tokens become."""
         described = {
             "tokens": [size for _, size in self._extents],
+            **order_of_files(self._paths),
             "dtype": self._dtype.str,
             "seq_len": self._seq_len,
             "stride": self._stride,

@@ -44,6 +44,7 @@ from feeder.devices.cuda.torchdriver import import_bindings
 from feeder.errors import ConfigError, ResumeError
 from feeder.sources import RecordError, Source
 from feeder.state import codec
+from feeder.workers.spec import FILE_ORDER
 from feeder.workers.stream.batch import Batch
 
 _TIMEOUT_S = 600.0
@@ -145,6 +146,7 @@ class FeedLoader(EpochLoader):
         super().__init__(_stream_of(dataset, given), epochs)
         if self._is_of_group and sampler is None and batch_sampler is None:
             _compare_rows(dataset)
+            _compare_files(dataset)
         self.batch_size = given["batch_size"]
 
     @classmethod
@@ -497,6 +499,21 @@ def _compare_rows(dataset: Any) -> None:
             f"{other.split()[0]} in one with others: FeedLoader deals one data set out to all "
             "ranks; if each has its own rows already, give rank=0, world_size=1 or use DataLoader",
             stacklevel=3,
+        )
+
+
+def _compare_files(dataset: Any) -> None:
+    """Raise `ConfigError` if another rank reads other files, or in another order: rows would come
+    twice, and others never."""
+    if not isinstance(dataset, Source):
+        return
+    told = {name: value for name, value in dataset.describe().items() if name.endswith(FILE_ORDER)}
+    if found := told and _say(f"files of {dataset.kind}", repr(told)):
+        mine, (rank, other) = torch.distributed.get_rank(), found
+        raise ConfigError(
+            f"rank {mine} has the files {told}, and rank {rank} {other}: all ranks must read the "
+            "same files in the same order; sort the paths, or give a pattern or a folder, whose "
+            "files are sorted"
         )
 
 

@@ -130,6 +130,10 @@ function drawProgress(section, progress, rate) {
   say(at(section, "epoch"), progress ? `${epoch + 1}${epochs ? ` of ${epochs}` : ""}` : "");
   say(at(section, "progress"), known ? percent(batches / length) : progress ? short(batches) : "–");
   const left = known ? length - batches : 0;
+  const sources = progress?.sources ?? [];
+  const all = sources.reduce((sum, source) => sum + source.rows, 0);
+  say(at(section, "sources"), sources.map(({ name, rows, skipped }) =>
+    `${name} ${percent(rows / Math.max(1, all))}${skipped ? `, ${short(skipped)} skipped` : ""}`).join(" · "));
   say(at(section, "eta"), left > 0 && rate > 0 ? `ends in about ${time(left / rate)}` : "");
 }
 

@@ -70,7 +70,7 @@ def _progress(group: ConsumerGroup) -> ProgressFigures | None:
     if place is None:
         return None
     at = place.settled()
-    return progress_of(factory.config, at.epoch, at.index)
+    return progress_of(factory.config, at)
 
 
 def _failure(group: ConsumerGroup) -> FeedError | None:

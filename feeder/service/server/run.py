@@ -67,8 +67,10 @@ class FeedFactory:
         self._queues = queues
         # Made already and not used yet: a factory is slow to call twice for one start.
         self._next: Coordinator | None = coordinator
+        self._is_older = False
         self.positions = Positions(self._config(coordinator), 0)
-        """Finds and encodes the feed's positions."""
+        """Finds and encodes the feed's positions; those of an earlier format of its source once it
+        went on from one."""
         self.origin: Resume | None = None
         """Where consumers without a position begin; None for the start of the feed."""
         _check_names(name, self.config.stream.names)
@@ -133,7 +135,7 @@ class FeedFactory:
     def begin_at(self, position: Snapshot | bytes | None, skip: int = 0) -> None:
         """Let consumers without a position begin so many rounds after it, or after the start of the
         feed. Raises `ResumeError`."""
-        at = self._start() if position is None else self.positions.find_in(position)
+        at = self._start() if position is None else self._find_in(position)
         if at.cut.dealing is None and position is not None:
             self.positions.check_round(at.cut)
         self.origin = self.positions.deal(at, skip=skip)
@@ -148,13 +150,19 @@ class FeedFactory:
         """
         if token is not None:
             position = unpack_position(token, most_header_bytes=HEADER_BYTES)
-            found = self.positions.find_in(position)
+            found = self._find_in(position)
             self.positions.tell_of_dealing(found.cut)
             return self.positions.deal(found, skip=skip)
         found_at = None if rejoins else self.origin
         if not skip:
             return found_at
         return self.positions.deal(found_at or self._start(), skip=skip)
+
+    def _find_in(self, position: Snapshot | bytes) -> Resume:
+        found = self.positions.find_in(position)
+        if found.is_older and self.positions.older is not None:
+            self._is_older, self.positions = True, self.positions.older
+        return found
 
     def _start(self) -> Resume:
         return Resume(cut=self.start_cut(), rows=(), columns=None)
@@ -208,6 +216,8 @@ class FeedFactory:
             return self.config
         try:
             config = self._config(coordinator)
+            if self._is_older:
+                config = config.as_it_was() or config
             if config.init_fun is not None:
                 config.init_fun(coordinator[self.name], coordinator)
         except BaseException:

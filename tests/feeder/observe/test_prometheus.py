@@ -36,7 +36,8 @@ def test_a_running_feed_shows_every_metric_that_needs_no_server() -> None:
         "feeder_leases_fenced_total", "feeder_leases_expired_total", "feeder_rewinds_total",
         "feeder_arena_bytes",
     }  # fmt: skip
-    assert found == names() - served - {"feeder_node_actors"}
+    mixed = {"feeder_source_rows", "feeder_source_tokens", "feeder_source_skipped_total"}
+    assert found == names() - served - mixed - {"feeder_node_actors"}
     rows = "feeder_rows_total", frozenset({("feed", "train"), ("queue", "0")})
     assert parse(text)[rows] == 28.0
 

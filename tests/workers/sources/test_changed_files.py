@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import xxhash
 
 import feeder
 from calls import call
+from feeder.state.fingerprint import fingerprint_digest
 from feeder.workers import sources
 from feeder.workers.sources.stores.offsets import told_of_files
 from needs import needs
@@ -110,6 +114,53 @@ def test_a_file_that_has_changed_is_named_at_a_resume(
     with pytest.raises((feeder.ResumeError, feeder.ConfigError), match=CHANGES[change]) as told:
         make(snapshot)
     assert not any(f"{other}.{kind}" in str(told.value) for other in "ac")
+
+
+def token_file(path: Path, first: int) -> None:
+    np.arange(first, first + 36, dtype="uint16").tofile(path)
+
+
+ORDERED = {**KINDS, "bin": (token_file, lambda paths: sources.tokens(paths, 4, "uint16"))}
+
+
+@pytest.mark.parametrize("kind", ORDERED)
+def test_files_in_another_order_are_other_records(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, read = ORDERED[kind]
+    paths = [tmp_path / f"{name}.{kind}" for name in "abc"]
+    for path in paths:
+        write(path, 100)
+
+    def make(files: Any, resume: Any = None) -> feeder.Coordinator:
+        return make_feed(read(files), ["n"], resume=resume)
+
+    with make(paths) as made:
+        token = next(made["train"]).cut.token()
+        snapshot = made.snapshot()
+    for position in (token, snapshot):
+        with pytest.raises(
+            feeder.ResumeError, match=r"other settings|file_order: '3 files, .* then"
+        ):
+            make(paths[::-1], position)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in paths:
+        shutil.copy(path, moved)
+    with make([moved / path.name for path in paths], token) as made:
+        assert next(made["train"]).step == 1
+    # A position of before the field was there is good with any order, which is said.
+    (state,) = snapshot.states
+    fields = {name: v for name, v in state.fingerprint.items() if not name.endswith("file_order")}
+    digest = fingerprint_digest(fields)
+    older = token.replace(fingerprint_digest(state.fingerprint), digest)
+    older = older[:3] + xxhash.xxh3_64_digest(older[11:]) + older[11:]
+    with caplog.at_level("INFO", "feeder"):
+        was = feeder.Snapshot((state._replace(fingerprint=fields, token=older),))
+        for position in (older, was):
+            with make(paths[::-1], position) as made:
+                assert next(made["train"]).step == 1
+    assert caplog.text.count("does not say which files there were in which order") == 2
 
 
 def test_of_very_many_files_those_nearby_are_named() -> None:

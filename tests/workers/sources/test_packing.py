@@ -179,3 +179,100 @@ def test_a_window_far_out_is_packed_by_itself() -> None:
     source = pack(records(Documents()), 16, 32)
     source(call(10**9, 4))
     assert read == list(range(32 * 10**9, 32 * 10**9 + 32))
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.data())
+def test_options_are_what_a_naive_packer_makes_of_them(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=40))
+    has_mask = data.draw(st.booleans())
+    docs = [
+        {"tokens": np.arange(1, n + 1) + 100 * i, "w": np.full((n, 2), i + 0.5), "doc": i + 1}
+        | ({"loss_mask": np.arange(n) % 2 == 0} if has_mask else {})
+        for i, n in enumerate(lengths)
+    ]
+    size, window = data.draw(st.integers(3, 20)), data.draw(st.integers(1, 25))
+    long = data.draw(st.sampled_from(["split", "drop", "truncate"]))
+    bos, eos = (data.draw(st.sampled_from([None, token])) for token in (7001, 7002))
+    pad, most = data.draw(st.sampled_from([0, 9])), data.draw(st.sampled_from([None, 1, 3]))
+    bound = data.draw(st.sampled_from([None, 1, 25, 60]))
+    source = pack(
+        records(docs), size, window, long, bos=bos, eos=eos, pad=pad, cu_seqlens=most,
+        window_tokens=bound, per_token=["w"], per_document=["doc"],
+    )  # fmt: skip
+    wanted = []
+    for start in range(0, len(docs), window):
+        pieces: list[list[Any]] = [[]]
+        for doc in docs[start : start + window]:
+            held = sum(len(one["tokens"]) for one in pieces[-1])
+            if pieces[-1] and bound is not None and held + len(doc["tokens"]) > bound:
+                pieces.append([])
+            pieces[-1].append(doc)
+        for piece in pieces:
+            rows = naive_documents(piece, size, long, bos, eos)
+            wanted += [
+                naive_columns([rows[i] for i in row], size, pad, most)
+                for row in limited_rows([*map(len, rows)], size, most)
+            ]
+    if not wanted:
+        return
+    # The rows of pieces come in turn of their windows.
+    found = [
+        {name: column[i].tolist() for name, column in chunk.items()}
+        for chunk in epoch_of(source, 1)
+        for i in range(len(chunk["tokens"]))
+    ]
+    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+    assert bound is not None or found == wanted
+
+
+def naive_documents(docs: list[Any], size: int, long: str, bos: Any, eos: Any) -> list[Any]:
+    """Tokens, whether they count, weight and number of the document, of each piece."""
+    made = []
+    for doc in docs:
+        n = len(doc["tokens"])
+        counts = doc.get("loss_mask", np.ones(n, bool)).tolist()
+        has_own = "loss_mask" in doc
+        one = [
+            *zip(doc["tokens"].tolist(), counts, doc["w"].tolist(), [doc["doc"]] * n, strict=True)
+        ]
+        if n and bos is not None:
+            one.insert(0, (bos, not has_own, [0.0, 0.0], doc["doc"]))
+        if n and eos is not None:
+            one.append((eos, True, [0.0, 0.0], doc["doc"]))
+        if long == "drop" and len(one) > size:
+            continue
+        one = one[:size] if long == "truncate" else one
+        made += [one[at : at + size] for at in range(0, len(one), size)]
+    return made
+
+
+def limited_rows(lengths: list[int], size: int, most: int | None) -> list[list[int]]:
+    """`naive_rows` with at most so many documents in a row."""
+    rows: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        room = [size - sum(lengths[k] for k in row) for row in rows]
+        fitting = [
+            (free, row) for row, free in enumerate(room)
+            if free >= lengths[i] and len(rows[row]) != most
+        ]  # fmt: skip
+        rows[min(fitting)[1]].append(i) if fitting else rows.append([i])
+    return sorted(sorted(row) for row in rows)
+
+
+def naive_columns(row: list[Any], size: int, pad: int, most: int | None) -> dict[str, Any]:
+    nothing = (pad, False, [0.0, 0.0], 0)
+    flat = [entry for one in row for entry in one]
+    tokens, mask, weights, docs = zip(*flat, *[nothing] * (size - len(flat)), strict=True)
+    rest = [0] * (size - len(flat))
+    columns = {
+        "tokens": [*tokens],
+        "segment_ids": [k for k, one in enumerate(row, 1) for _ in one] + rest,
+        "positions": [i for one in row for i in range(len(one))] + rest,
+        "loss_mask": [*mask], "w": [*weights], "doc": [*docs],
+    }  # fmt: skip
+    if most is not None:
+        ends = np.cumsum([0, *map(len, row)]).tolist()
+        columns["cu_seqlens"] = ends + [size] * (most + 2 - len(ends))
+        columns["max_seqlen"] = max(*map(len, row), size - len(flat))
+    return columns

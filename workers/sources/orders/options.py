@@ -80,6 +80,15 @@ class OrderPlan:
         """The same shuffle within windows of so many records."""
         return replace(self, window=window)
 
+    def resized(self, size: int) -> OrderPlan:
+        """The same order of so many records."""
+        return replace(self, sharding=replace(self.sharding, num_records=size))
+
+    @property
+    def in_sequence(self) -> bool:
+        """Whether the records come as they lie."""
+        return not (self.random_shuffle or self.shuffle_after_epoch)
+
     def make(self, seed: int) -> Order:
         """The order, with the feed's seed where the options name none."""
         seed = seed if self.seed is None else self.seed

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from feeder.workers.errors import ConfigError
 
 
@@ -80,12 +83,30 @@ class Sharding:
             return self.length(epoch)
         return -(-self._longest() // batch_size) * batch_size
 
+    def residue(self, shard: int) -> int:
+        """A number below `num_shards` for each shard: where records are dealt out in turn, so many
+        numbers leave this rest as the shard has records."""
+        least, more = divmod(self.num_records, self.num_shards)
+        longer = self.bound(shard) - shard * least
+        is_longer = self.bound(shard + 1) - self.bound(shard) > least
+        return longer if is_longer else more + shard - longer
+
+    def shards_of(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The shard that each record belongs to."""
+        shards: NDArray[np.int64] = ((records + 1) * self.num_shards - 1) // self.num_records
+        return shards
+
     def offset(self, epoch: int) -> int:
         """Records read in all epochs before this one."""
         if self.stick_to_shard:
             return epoch * self.length(0)
         rounds, rest = divmod(self.shard_id + epoch, self.num_shards)
         return rounds * self.num_records + self.bound(rest) - self.bound(self.shard_id)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all epochs read as many records."""
+        return self.stick_to_shard or self.num_records % self.num_shards == 0
 
     def epoch_at(self, count: int) -> int:
         """The epoch that reads the next record when `count` records have been read."""
@@ -98,3 +119,31 @@ class Sharding:
         while self.bound(shard + 1) <= rest:
             shard += 1
         return rounds * self.num_shards + shard - self.shard_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochsInTurn(Sharding):
+    """Epochs of different sizes in turn, each of which reads all its records: `num_shards` is the
+    number of sizes, and `num_records` the largest one."""
+
+    sizes: tuple[int, ...]
+    """Records of each epoch."""
+
+    def first(self, epoch: int) -> int:
+        """The first record of an epoch."""
+        return 0
+
+    def length(self, epoch: int) -> int:
+        """Records that an epoch reads."""
+        return self.sizes[epoch % len(self.sizes)]
+
+    def offset(self, epoch: int) -> int:
+        """Records read in all epochs before this one."""
+        rounds, rest = divmod(epoch, len(self.sizes))
+        return rounds * sum(self.sizes) + sum(self.sizes[:rest])
+
+    def epoch_at(self, count: int) -> int:
+        """The epoch that reads the next record when `count` records have been read."""
+        rounds, rest = divmod(count, sum(self.sizes))
+        ends = np.cumsum(self.sizes)
+        return rounds * len(self.sizes) + int(np.searchsorted(ends, rest, side="right"))

@@ -303,6 +303,11 @@ class Budgeted(Step):
         self.traits = replace(self.traits, is_last=True, one_per_call=True, may_skip=True)
         self._windows = Kept(4 * GROUP)
 
+    def of_parts(self, parts: Sequence[Records]) -> Step:
+        """The same of other parts, without the windows that were cut of these."""
+        (of,) = parts
+        return Budgeted(of, self._budget, self._window, self._length_of, self._value)
+
     def __len__(self) -> int:
         windows = -(-size_of(self.parts[0]) // self._window)
         return -(-windows // GROUP) * GROUP * self._window

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from feeder.workers.errors import FeedError
 from feeder.workers.sources.steps.rows import (
     Step,
     apply,
+    as_it_was,
     name_in,
     part_of,
     samples_of,
@@ -50,6 +51,9 @@ class Route(Protocol):
     def __call__(self, indices: Numbers, call: Call) -> Places:
         """Where records of the epoch of the call are found."""
 
+    def resized(self, sizes: Sequence[int]) -> Route:
+        """The same for parts that have so many records."""
+
     def describe(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
 
@@ -73,6 +77,39 @@ class Routed(Step):
     def applied(self, step: Callable[[Records], Records]) -> Routed:
         """The same with a step below it."""
         return Routed(self.kind, [apply(step, part) for part in self.parts], self.route, self.tags)
+
+    def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
+        """What has been read of each source of a mixture, up to a record of the epoch."""
+        counts = getattr(self.route, "counts_of", None)
+        if counts is None:
+            return {}
+        rows = counts(first, record, call.epoch, call.seed).values()
+        return {
+            str(tag): {"rows": num, "tokens": None, "skipped": part.skipped}
+            for tag, num, part in zip(self.tags, rows, self.parts, strict=True)
+        }
+
+    def as_it_was(self) -> Routed | None:
+        """The same as it was in an earlier format; None where there was none."""
+        parts = [as_it_was(part) for part in self.parts]
+        own: Route | None = getattr(self.route, "older", None)
+        if own is None and not any(parts):
+            return None
+        return self.of_parts(
+            [o or p for o, p in zip(parts, self.parts, strict=True)], own or self.route
+        )
+
+    def dealt(self, num_shards: int) -> Routed:
+        """The same in an order of which each shard has the proportions of the whole, where these
+        change in the course of an epoch; else the same."""
+        deal: Callable[[int], Route] | None = getattr(self.route, "dealt", None)
+        route = self.route if deal is None else deal(num_shards)
+        return self if route is self.route else Routed(self.kind, self.parts, route, self.tags)
+
+    def of_parts(self, parts: Sequence[Records], route: Route | None = None) -> Routed:
+        """The same of other parts, which may have other sizes."""
+        route = (route or self.route).resized([size_of(part) for part in parts])
+        return Routed(self.kind, parts, route, self.tags)
 
     def name(self, index: int) -> str:
         """The record's number: which record it is depends on the epoch."""
@@ -207,6 +244,9 @@ class Stretch:
             np.zeros_like(indices), np.full_like(indices, call.epoch), self.first + indices
         )
 
+    def resized(self, sizes: Sequence[int]) -> Stretch:
+        return replace(self, size=min(self.size, sizes[0] - self.first))
+
     def describe(self) -> dict[str, Any]:
         return {"first": self.first}
 
@@ -226,6 +266,9 @@ class Repeats:
     def __call__(self, indices: Numbers, call: Call) -> Places:
         passes, positions = np.divmod(indices, self.length)
         return Places(np.zeros_like(indices), passes + call.epoch * self.times, positions)
+
+    def resized(self, sizes: Sequence[int]) -> Repeats:
+        return replace(self, length=sizes[0])
 
     def describe(self) -> dict[str, Any]:
         return {"times": self.times}
@@ -247,6 +290,9 @@ class OneAfterTheOther:
         parts = np.searchsorted(np.array(self.ends), indices, side="right")
         firsts = np.array((0, *self.ends[:-1]))
         return Places(parts, np.full_like(indices, call.epoch), indices - firsts[parts])
+
+    def resized(self, sizes: Sequence[int]) -> OneAfterTheOther:
+        return OneAfterTheOther(tuple(np.cumsum(sizes).tolist()))
 
     def describe(self) -> dict[str, Any]:
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,8 @@ class Traits:
     by_sample: bool = False
     """Whether they are read sample by sample where others come between them: samples may have to
     be made alike before they are rows of a column, or some may be missing."""
+    walks: bool = False
+    """Whether record n is found by reading those before it, so that only rows in order are had."""
     depth: int = 0
     """How many functions of the user's follow one another."""
 
@@ -121,6 +124,7 @@ class Step:
             is_last=any(t.is_last for t in each),
             one_per_call=any(t.one_per_call for t in each),
             by_sample=any(t.by_sample for t in each),
+            walks=any(t.walks for t in each),
             depth=max(t.depth for t in each),
         )
 
@@ -139,6 +143,37 @@ class Step:
     def name_in(self, index: int, call: Call) -> str:
         """The same in the epoch of a call, where more is known of it."""
         return name_in(self.parts[0], index, call)
+
+    def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
+        """What has been read of each source of a mixture below, up to a record of the epoch."""
+        read = getattr(self.parts[0], "read_up_to", None)
+        if read is None or len(self.parts) > 1 or self.traits.is_last:
+            return {}
+        found: dict[str, dict[str, Any]] = read(call, record, first)
+        return found
+
+    def as_it_was(self) -> Step | None:
+        """The same as it was in an earlier format; None where there was none."""
+        older = [as_it_was(part) for part in self.parts]
+        if not any(older):
+            return None
+        return self.of_parts([o or p for o, p in zip(older, self.parts, strict=True)])
+
+    def dealt(self, num_shards: int) -> Step:
+        """The same in an order of which each shard has the proportions of the whole, where parts
+        may come in other proportions at the start than at the end; else the same."""
+        deal = getattr(self.parts[0], "dealt", None)
+        # Records of several parts belong together; rows that are not one for each record come last.
+        if deal is None or len(self.parts) > 1 or self.traits.is_last:
+            return self
+        part = deal(num_shards)
+        return self if part is self.parts[0] else self.of_parts([part])
+
+    def of_parts(self, parts: Sequence[Records]) -> Step:
+        """The same of other parts with the same traits."""
+        step = copy.copy(self)
+        step.parts = tuple(parts)
+        return step
 
     def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
         """One sample for each index; `LEFT_OUT` where the record is left out."""
@@ -181,6 +216,12 @@ def size_of(records: Records) -> int:
     """The number of records, those included that a filter leaves out."""
     size = getattr(records, "epoch_size", None)
     return len(records) if size is None else int(size)
+
+
+def as_it_was(records: Records) -> Records | None:
+    """Records as they were in an earlier format; None where there was none."""
+    older: Callable[[], Records | None] | None = getattr(records, "as_it_was", None)
+    return None if older is None else older()
 
 
 def name_in(records: Records, index: int, call: Call) -> str:

@@ -19,6 +19,7 @@ from feeder.workers.sources.arguments import PathLike, flag, list_paths
 from feeder.workers.sources.extras import find, load
 from feeder.workers.sources.stores.lmdb_keys import find_keys, is_at, move_to
 from feeder.workers.sources.stores.mapped import RowMap
+from feeder.workers.sources.stores.offsets import order_of_files
 from feeder.workers.sources.stores.reading import Faults, RecordError
 from feeder.workers.tuning import TUNING
 
@@ -66,7 +67,7 @@ class LmdbStore:
         hasher = xxhash.xxh3_64()
         for folder in self._folders:
             hasher.update(f"{folder.size}/".encode() + folder.first + b"/" + folder.last + b"/")
-        return {"keys": hasher.hexdigest()}
+        return {"keys": hasher.hexdigest(), **order_of_files(self._paths)}
 
     @contextmanager
     def values(

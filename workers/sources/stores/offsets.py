@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.arguments import PathLike, list_paths
 from feeder.workers.sources.stores.kept import Kept
+from feeder.workers.spec import FILE_ORDER
 from feeder.workers.tuning import TUNING
 
 logger = logging.getLogger("feeder")
@@ -81,6 +82,19 @@ def told_of_files(paths: Sequence[str], told: Sequence[str]) -> dict[str, str]:
         )
         for start in range(0, len(paths), size)
     }
+
+
+def order_of_files(paths: Sequence[str]) -> dict[str, str]:
+    """What a description says of the names and the order of several files, in a field of its own:
+    positions of before have none, and are good without it."""
+    if len(paths) < 2:
+        return {}
+    # Below the folder that they have in common: a data set that was moved is the same one.
+    absolute = [os.path.abspath(path) for path in paths]
+    folder = os.path.commonpath([os.path.dirname(path) for path in absolute])
+    names = [os.path.relpath(path, folder) for path in absolute]
+    digest = xxhash.xxh3_64_hexdigest("\0".join(names).encode(errors="surrogateescape"))
+    return {FILE_ORDER: f"{len(names)} files, {digest}"}
 
 
 class IndexedFiles:
@@ -193,7 +207,7 @@ class IndexedFiles:
 
     def describe(self) -> dict[str, Any]:
         """Of each file its name, its records, where they lie, and what is there."""
-        return told_of_files(self._paths, self._told)
+        return {**told_of_files(self._paths, self._told), **order_of_files(self._paths)}
 
 
 def _told(records: int, whole: NDArray[Any]) -> str:
