@@ -278,9 +278,9 @@ class Tuning:
     """So often a record is read before an `OSError` makes it a defective one that is left out."""
     # As `retries=3` makes a call. Defective records are few, so that it costs nothing (2026-11-27).
 
-    skips_logged: int = 100
-    """So many records that are left out are named in the log, by each source in each process."""
-    # A data set with one bad record in a hundred would fill a disk (2026-11-27).
+    skips_listed: int = 100
+    """So many records that are left out are named, in the log and in the list of a source."""
+    # A data set with one bad record in a hundred would fill a disk, and snapshots (2026-11-27).
 
     maps_kept: int = 64
     """So many files of tokens, and so many indexes of files, are mapped at once."""

@@ -25,7 +25,7 @@ from feeder.observe.figures import (
     flatten,
 )
 from feeder.observe.verdict import judge
-from feeder.state.positions import Positions
+from feeder.state.positions import Positions, recall
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import StreamStats
@@ -236,6 +236,7 @@ class Stream:
     def resume(self, resume: Resume) -> None:
         """Go on from there; before the start alone."""
         self._resume = resume
+        recall(self.config.stream.fetch, resume)
         self.positions.warn_of_replay(resume.cut)
         self.positions.tell_of_dealing(resume.cut)
         self._build()

@@ -15,12 +15,13 @@ from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.packing import pack, packing_efficiency
 from feeder.workers.sources.shards import jsonl, tfrecord, webdataset
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.reading import RecordError, Records
+from feeder.workers.sources.stores.reading import LeftOut, RecordError, Records
 from feeder.workers.sources.tables import arrow, hf, parquet
 from feeder.workers.sources.token_files import tokens
 
 __all__ = [
     "IterableSource",
+    "LeftOut",
     "Mixture",
     "OrderOptions",
     "RecordError",

@@ -35,7 +35,7 @@ How sources are put together
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from threading import Lock
 from typing import Any, Unpack
@@ -59,7 +59,15 @@ from feeder.workers.sources.steps.rows import (
     size_of,
     traits_of,
 )
-from feeder.workers.sources.stores.reading import Columns, Faults, OnError, RecordError, Records
+from feeder.workers.sources.stores.reading import (
+    NOW,
+    Columns,
+    Faults,
+    LeftOut,
+    OnError,
+    RecordError,
+    Records,
+)
 from feeder.workers.stream.batch import Call
 from feeder.workers.tuning import TUNING
 
@@ -117,6 +125,7 @@ class Source:
         return source
 
     def __call__(self, call: Call) -> Columns:
+        NOW.place = call.epoch, call.index
         columns = self.records.read(self.indices(call), call)
         if columns is None:
             return self._no_rows(call)
@@ -133,7 +142,8 @@ class Source:
         """The first record that can be read: from rows alone is known what the columns are like."""
         for record in range(size_of(self.records)):
             # From the start, whichever call came first: what a stream is like does not depend on
-            # timing.
+            # timing, nor does what is left out.
+            NOW.place = None
             columns = self.records.read(np.array([record]), call)
             if columns is not None:
                 return columns
@@ -239,9 +249,19 @@ class Source:
         `on_error="skip"`), in processes and on actors too."""
         return self.records.skipped + self._elsewhere.skipped
 
-    def count_skipped(self, num: int) -> None:
-        """Count reads that were left out in another process, which has a copy of the source."""
-        self._elsewhere.count(num)
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """The first hundred of these, in the order in which the stream comes to them. A feed that
+        goes on from a snapshot knows those before it."""
+        whole = Faults("skip")
+        for faults in _faults_of(self):
+            whole.count(0, faults.left_out)
+        return whole.left_out
+
+    def count_skipped(self, num: int, left_out: Iterable[tuple[int, int, str, str]] = ()) -> None:
+        """Count reads that were left out elsewhere, as in another process, which has a copy of the
+        source; and list those that are known."""
+        self._elsewhere.count(num, left_out)
 
     # ---- as records of a step
 
@@ -488,6 +508,17 @@ class Source:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.describe().items())
         return f"<Source {fields}>"
+
+
+def _faults_of(records: Any) -> Iterator[Faults]:
+    """What has noted defective records: of a source, and of all that it is made of."""
+    if isinstance(records, Source):
+        yield records._elsewhere
+        yield from _faults_of(records.records)
+    elif isinstance(own := getattr(records, "_faults", None), Faults):
+        yield own
+    for part in getattr(records, "parts", ()):
+        yield from _faults_of(part)
 
 
 def as_part(source: Any, step: str, *, counts: bool = False, rows: bool = True) -> Source:

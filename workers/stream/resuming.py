@@ -28,6 +28,8 @@ class Resume(NamedTuple):
     """The rows left over at the cut, where they are at hand; else their chunk is fetched again."""
     columns: Columns | None = None
     """The columns as they were observed then."""
+    left_out: tuple[tuple[int, int, str, str], ...] = ()
+    """What the source had left out by then: `sources.LeftOut`."""
 
 
 class LeftoverSpan(Span):
