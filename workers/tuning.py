@@ -287,6 +287,14 @@ class Tuning:
     # Each map holds a descriptor, of which a process has 1,024 by default. To map a file anew takes
     # 15 us, about as long as to open it (2026-11-27).
 
+    stretches_kept: int = 16
+    """So many MiB of the content of a compressed file are kept."""
+    # Threads that read in order stand within some calls of each other (2026-11-28).
+
+    inflated_kept: int = 8
+    """So many compressed files are being decompressed at once, by each source."""
+    # Each has a descriptor, and the MiB above; not measured (2026-11-28).
+
     index_bytes_kept: int = 64 * _MIB
     """So many bytes of indexes of files are kept in memory, by each source; others are mapped."""
     # A million records. Rows of a shuffle lie in any file (2026-11-27).

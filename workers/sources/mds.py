@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, BinaryIO, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from feeder.workers.sources.datasets import FileRecords
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.pictures import Decoder
 from feeder.workers.sources.source import Source
+from feeder.workers.sources.stores.inflated import Contents, Place, Pread, kind_of
 from feeder.workers.sources.stores.offsets import digest_of_stretches, told_of_files
 from feeder.workers.sources.stores.reading import OnError
 
@@ -41,7 +42,8 @@ def mds(
 ) -> Source:
     """Samples of MDS shards, as MosaicML's Streaming writes them; the library is not needed.
 
-    Any sample is read at once, from a local folder. Shards are not compressed.
+    Any sample is read at once, from a local folder. Shards that are there compressed alone (zstd,
+    gz, bz2) are read in order; `feeder index` decompresses them once for any order.
 
     Args:
         folder: The folder of an `index.json` and its shards.
@@ -55,8 +57,8 @@ def mds(
         options: `OrderOptions`.
 
     Raises:
-        ConfigError: the folder or a shard is missing, truncated, compressed or no such file, or an
-            option is wrong.
+        ConfigError: the folder or a shard is missing, truncated or no such file, or an option is
+            wrong.
     """
     shards = MdsShards(os.fspath(folder), columns, dict(decoders or {}))
     return Source(FileRecords("mds", shards, on_error, decodes=bool(decoders)), **options)
@@ -77,6 +79,7 @@ class MdsShards:
         self._decoders = _chosen(path, self._encodings, columns, decoders)
         alike = ("column_names", "column_encodings", "column_sizes")
         self._paths: list[str] = []
+        places: list[Place] = []
         self._told: list[str] = []
         for entry in entries:
             shard = os.path.join(folder, entry["raw_data"]["basename"])
@@ -86,7 +89,10 @@ class MdsShards:
                     f"{first['column_names']}, or their encodings differ"
                 )
             self._paths.append(shard)
-            self._told.append(_told(shard, entry))
+            place, told = _place(shard, entry)
+            places.append(place)
+            self._told.append(told)
+        self._files = Contents(places)
         self._counts = [int(entry["samples"]) for entry in entries]
         self._ends = np.cumsum(self._counts)
         if not len(self):
@@ -107,8 +113,8 @@ class MdsShards:
 
     def __getitem__(self, record: int) -> Any:
         number, inside = self._place(record)
-        with open(self._paths[number], "rb") as file:
-            return self._read(file, inside)
+        with self._files.open(number) as pread:
+            return self._read(pread, inside)
 
     def __getitems__(self, records: Sequence[int]) -> list[Any]:
         """Several samples; each shard is opened once."""
@@ -118,18 +124,18 @@ class MdsShards:
             number, inside = self._place(record)
             by_shard.setdefault(number, []).append((i, inside))
         for number, wanted in by_shard.items():
-            with open(self._paths[number], "rb") as file:
+            with self._files.open(number) as pread:
                 for i, inside in wanted:
-                    made[i] = self._read(file, inside)
+                    made[i] = self._read(pread, inside)
         return made
 
-    def _read(self, file: BinaryIO, inside: int) -> dict[str, Any]:
+    def _read(self, pread: Pread, inside: int) -> dict[str, Any]:
         """A sample. Raises ValueError where it is damaged."""
-        pair = os.pread(file.fileno(), 8, 4 + 4 * inside)
+        pair = pread(8, 4 + 4 * inside)
         if len(pair) < 8:
             raise ValueError("the shard ends within its table of samples")
         begin, end = np.frombuffer(pair, "<u4").tolist()
-        data = os.pread(file.fileno(), end - begin, begin) if end > begin else b""
+        data = pread(end - begin, begin) if end > begin else b""
         if len(data) < end - begin or end < begin:
             raise ValueError(
                 f"the sample lies at bytes {begin} to {end}, and the shard has {len(data)} of them"
@@ -185,6 +191,8 @@ def _read_index(path: str) -> list[dict[str, Any]]:
                 raise ValueError("a shard without sizes of its columns")
             if not isinstance(entry["raw_data"]["basename"], str):
                 raise ValueError("a shard without a name")
+            if entry.get("zip_data") and not isinstance(entry["raw_data"]["bytes"], int):
+                raise ValueError("a compressed shard without the size of its content")
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
@@ -194,27 +202,49 @@ def _read_index(path: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _told(path: str, entry: Mapping[str, Any]) -> str:
-    """What a description says of a shard; raises ConfigError where it is not the one listed."""
+def _place(path: str, entry: Mapping[str, Any], *, write: bool = False) -> tuple[Place, str]:
+    """Where a shard is read, and what a description says of it; raises ConfigError where it is not
+    the one listed. `write` writes down what a compressed one holds."""
+    packed = entry.get("zip_data") or {}
+    is_packed = not os.path.exists(path) and isinstance(packed.get("basename"), str)
+    stored = os.path.join(os.path.dirname(path), packed["basename"]) if is_packed else path
     try:
-        with open(path, "rb") as file:
+        with open(stored, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             digest = digest_of_stretches(file, size)
-            count = int.from_bytes(file.read(4), "little")
+            place = Place(stored, kind_of(file) if is_packed else "")
     except OSError as error:
-        packed = entry.get("zip_data") or {}
-        if error.errno == 2 and packed.get("basename"):
-            raise ConfigError(
-                f"{path!r} is there compressed alone, as {packed['basename']!r}: decompress it"
-            ) from error
-        raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
-    listed = entry["raw_data"].get("bytes", size)
+        raise ConfigError(f"{stored!r} cannot be read: {error.strerror}") from error
+    if is_packed and not place.kind:
+        raise ConfigError(f"{stored!r} is compressed ({entry.get('compression')}): decompress it")
+    listed = (packed if is_packed else entry["raw_data"]).get("bytes", size)
+    if place.kind:
+        folder, name = os.path.split(stored)
+        beside = os.path.join(folder, f".{name}.feeder-index")
+        place = place.found(beside, entry["raw_data"]["bytes"], digest, write=write)
+    try:
+        with Contents([place]).open(0) as pread:
+            count = int.from_bytes(pread(4, 0), "little")
+    except ValueError as error:
+        raise ConfigError(f"{stored!r}: {error}") from error
     if (size, count) != (listed, entry["samples"]):
         raise ConfigError(
-            f"{path!r} has {size} bytes and {count} samples, its index says {listed} and "
+            f"{stored!r} has {size} bytes and {count} samples, its index says {listed} and "
             f"{entry['samples']}: it is truncated, or of another data set"
         )
-    return f"{count} samples, {digest % 2**64:016x}"
+    return place, f"{count} samples, {digest % 2**64:016x}"
+
+
+def write_shards(folder: str) -> Iterator[tuple[int, str]]:
+    """Write down what the compressed shards of a folder hold. Gives of each shard how many samples
+    it has, and where its content lies.
+
+    Raises:
+        ConfigError: it is no folder of MDS shards, or cannot be written.
+    """
+    for entry in _read_index(os.path.join(folder, "index.json")):
+        shard = os.path.join(folder, entry["raw_data"]["basename"])
+        yield entry["samples"], _place(shard, entry, write=True)[0].path
 
 
 # ---- values

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
-from typing import Any, BinaryIO, Unpack
+from typing import IO, Any, Unpack
 
 import numpy as np
 import xxhash
@@ -23,7 +22,15 @@ from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.pictures import Decoder
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.example import parse_example
-from feeder.workers.sources.stores.offsets import ENTRY, Entry, IndexedFiles, Piece, list_files
+from feeder.workers.sources.stores.offsets import (
+    ENTRY,
+    Entry,
+    IndexedFiles,
+    Piece,
+    list_files,
+    opened,
+    read_at,
+)
 from feeder.workers.sources.stores.reading import OnError
 
 Paths = PathLike | Iterable[PathLike]
@@ -49,7 +56,8 @@ def webdataset(
     same name up to the first dot are one sample, and the rest of the name says what a member is.
 
     Any record is read at once, by an index of each shard that is made once: no shuffle buffer, and
-    no shard that belongs to one worker. Shards are not compressed.
+    no shard that belongs to one worker. Compressed shards (gzip, zstd, bz2, xz, lz4) are read in
+    order; `feeder index` decompresses them once for any order.
 
     Args:
         shards: A path, several, or a pattern such as "shards/*.tar".
@@ -94,19 +102,19 @@ def webdataset(
     return Source(read, **options)
 
 
-def scan_tar(file: BinaryIO, size: int) -> Iterator[Entry]:
+def scan_tar(file: IO[bytes], size: int) -> Iterator[Entry]:
     """The members of a tar file, sample by sample."""
     for number, key, is_sparse, start, stop in _members(file, size):
         yield number, _kind(key, is_sparse=is_sparse), start, stop - start
 
 
-def _members(file: BinaryIO, size: int) -> Iterator[tuple[int, str, bool, int, int]]:
+def _members(file: IO[bytes], size: int) -> Iterator[tuple[int, str, bool, int, int]]:
     """Of each member its sample's number, its key, whether it is sparse, and where its bytes begin
     and end. Those of a sparse member begin with its header, which says where each part of it
     belongs."""
     number, last = -1, None
     try:
-        # "r:" is without compression, which leaves no way to a record but through all before it.
+        # "r:" is without compression, which lies below.
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 # A sparse member has fewer bytes here than its size says: its holes are left out.
@@ -129,7 +137,7 @@ def _members(file: BinaryIO, size: int) -> Iterator[tuple[int, str, bool, int, i
             # `tarfile` also takes what is no header for the end, and says nothing.
             _check_end(file, tar.offset, size)
     except tarfile.TarError as error:
-        raise ValueError(f"is no tar file without compression: {error}") from error
+        raise ValueError(f"is no tar file: {error}") from error
 
 
 def _kind(key: str, *, is_sparse: bool = False) -> bytes:
@@ -154,9 +162,9 @@ def _dense(data: bytes) -> bytes:
         raise ValueError(f"cannot be read as a sparse member: {error}") from error
 
 
-def _check_end(file: BinaryIO, at: int, size: int) -> None:
+def _check_end(file: IO[bytes], at: int, size: int) -> None:
     """Raise ValueError where what follows the last member of a tar file is not its end: zeros."""
-    rest = os.pread(file.fileno(), _END_BYTES, at)
+    rest = read_at(file, _END_BYTES, at)
     if len(rest) < tarfile.BLOCKSIZE or any(rest[: tarfile.BLOCKSIZE]):
         raise ValueError(
             f"at byte {at} of {size} there is no member and no end of a tar file: it is truncated "
@@ -173,9 +181,9 @@ def _check_end(file: BinaryIO, at: int, size: int) -> None:
 def _first_keys(path: str) -> list[str]:
     """The keys of the first sample of a shard; none if it holds none."""
     try:
-        with open(path, "rb") as file:
+        with opened(path) as (file, size):
             keys = []
-            for number, key, *_ in _members(file, os.fstat(file.fileno()).st_size):
+            for number, key, *_ in _members(file, size):
                 if number:
                     break
                 keys.append(key)
@@ -246,11 +254,11 @@ def tfrecord(
 ) -> Source:
     """Records of TFRecord files; TensorFlow is not needed.
 
-    Any record is read at once, by an index of each file that is made once. Checksums are not
-    looked at.
+    Any record is read at once, by an index of each file that is made once; of compressed files as
+    `webdataset` does. Checksums are not looked at.
 
     Args:
-        paths: A path, several, or a pattern such as "data/*.tfrecord". Files are not compressed.
+        paths: A path, several, or a pattern such as "data/*.tfrecord".
         decode: Makes a sample of a record's bytes. None reads a `tf.train.Example`: a mapping of
             arrays by feature, int64 or float32 of one axis, or of one string its bytes. Of a
             `tf.train.SequenceExample` a feature list is a list with the feature of each step.
@@ -276,11 +284,11 @@ def tfrecord(
 _LENGTH = struct.Struct("<Q")
 
 
-def scan_tfrecord(file: BinaryIO, size: int) -> Iterator[Entry]:
+def scan_tfrecord(file: IO[bytes], size: int) -> Iterator[Entry]:
     """The records of a file: each is a length, a checksum of it, the bytes, and their checksum."""
     at = number = 0
     while at < size:
-        head = os.pread(file.fileno(), 12, at)
+        head = read_at(file, 12, at)
         length = _LENGTH.unpack_from(head)[0] if len(head) == 12 else size
         if at + 16 + length > size:
             raise ValueError(
@@ -310,11 +318,11 @@ def jsonl(
 ) -> Source:
     """Lines of text files, JSON by default; `map` makes columns of what a line holds.
 
-    Any line is read at once, by an index of each file that is made once. Empty lines are no
-    records, nor are lines of blanks if lines are JSON.
+    Any line is read at once, by an index of each file that is made once; of compressed files as
+    `webdataset` does. Empty lines are no records, nor are lines of blanks if lines are JSON.
 
     Args:
-        paths: A path, several, or a pattern such as "texts/*.jsonl". Files are not compressed.
+        paths: A path, several, or a pattern such as "texts/*.jsonl".
         decode: Makes a sample of a line's bytes; None is `json.loads`, and `bytes.decode` gives
             lines of text.
         index: A folder for the indexes; None keeps each beside its file.
@@ -335,28 +343,17 @@ def jsonl(
     return Source(FileRecords("jsonl", files, on_error, decodes=decode is not None), **options)
 
 
-_COMPRESSED = {
-    "gzip": rb"\x1f\x8b\x08", "zstd": rb"\x28\xb5\x2f\xfd", "bzip2": rb"BZh[1-9]1AY&SY",
-    "xz": rb"\xfd7zXZ\x00", "lz4": rb"\x04\x22\x4d\x18",
-}  # fmt: skip
-"""How compressed files begin, and no text does."""
-
-
-def scan_lines(file: BinaryIO, size: int) -> Iterator[Entry]:
+def scan_lines(file: IO[bytes], size: int) -> Iterator[Entry]:
     """The lines of a file that are not empty, without their ends."""
     return _lines(file, b"\r\n")
 
 
-def scan_json(file: BinaryIO, size: int) -> Iterator[Entry]:
+def scan_json(file: IO[bytes], size: int) -> Iterator[Entry]:
     """The lines of a file that hold more than JSON's blanks."""
     return _lines(file, b" \t\r\n")
 
 
-def _lines(file: BinaryIO, blanks: bytes) -> Iterator[Entry]:
-    head = os.pread(file.fileno(), 10, 0)
-    for kind, magic in _COMPRESSED.items():
-        if re.match(magic, head):
-            raise ValueError(f"is compressed ({kind}), so that no line can be found: decompress it")
+def _lines(file: IO[bytes], blanks: bytes) -> Iterator[Entry]:
     at = number = 0
     for line in file:
         held = len(line.rstrip(b"\r\n"))
