@@ -11,13 +11,11 @@ from typing import Any
 from feeder.errors import ConfigError
 from feeder.observe.humanize import size
 
-# Sources are loaded where they are looked at.
-_SCANS = {"jsonl": "scan_json", "text": "scan_lines", "webdataset": "scan_tar",
-          "tfrecord": "scan_tfrecord"}  # fmt: skip
 _SUFFIXES = {
     "jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "txt": "text", "tar": "webdataset",
     "tgz": "webdataset", "tfrecord": "tfrecord", "tfrecords": "tfrecord",
 }  # fmt: skip
+_KINDS = [*dict.fromkeys(_SUFFIXES.values()), "mds"]
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -28,10 +26,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "and decompress files that are compressed, so that records are read in any order. What a "
         "compressed file holds lies beside its index.",
     )
-    parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help="a file, or a folder of MDS shards"
-    )
-    parser.add_argument("--as", dest="kind", choices=[*_SCANS, "mds"],
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="a file, a pattern, or a folder")
+    parser.add_argument("--as", dest="kind", choices=_KINDS,
                         help="what the files are (default: by their names)")  # fmt: skip
     parser.add_argument("--index", metavar="DIR",
                         help="where indexes are kept (default: beside their files)")  # fmt: skip
@@ -46,14 +42,22 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _written(path: str, kind: str, folder: str | None) -> Iterator[tuple[int, str]]:
+    # Sources are loaded where they are looked at.
     from feeder.workers.sources import shards
+    from feeder.workers.sources.arguments import list_files
     from feeder.workers.sources.mds import write_shards
     from feeder.workers.sources.stores.offsets import write_index
 
     if kind == "mds":
         yield from write_shards(path)
-    else:
-        yield write_index(path, getattr(shards, _SCANS[kind]), folder)
+        return
+    scan, suffixes = {
+        "jsonl": (shards.scan_json, shards.LINES), "text": (shards.scan_lines, ("txt",)),
+        "webdataset": (shards.scan_tar, shards.TARS),
+        "tfrecord": (shards.scan_tfrecord, shards.TFRECORDS),
+    }[kind]  # fmt: skip
+    for file in list_files(path, "files to index", suffixes):
+        yield write_index(file, scan, folder)
 
 
 def _kind_of(path: str) -> str:

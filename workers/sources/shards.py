@@ -16,7 +16,7 @@ import xxhash
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.arguments import PathLike
+from feeder.workers.sources.arguments import PathLike, list_files
 from feeder.workers.sources.datasets import FileRecords
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.pictures import Decoder
@@ -27,13 +27,15 @@ from feeder.workers.sources.stores.offsets import (
     Entry,
     IndexedFiles,
     Piece,
-    list_files,
     opened,
     read_at,
 )
 from feeder.workers.sources.stores.reading import OnError
 
 Paths = PathLike | Iterable[PathLike]
+
+TARS, TFRECORDS, LINES = ("tar", "tgz"), ("tfrecord", "tfrecords"), ("jsonl", "ndjson")
+"""Suffixes of the files that are read of a folder."""
 
 _END_BYTES = 1 << 20
 """So many bytes after the last member of a tar file are looked at; tools fill up to 10 KiB."""
@@ -60,9 +62,11 @@ def webdataset(
     order; `feeder index` decompresses them once for any order.
 
     Args:
-        shards: A path, several, or a pattern such as "shards/*.tar".
+        shards: A path, a folder, several, a pattern such as "shards/*.tar", or with braces such as
+            "shards/{000..099}.tar".
         keys: The members of a sample that become columns, such as ("jpg", "cls"), in this order;
             None takes those of the first sample. A sample without one of them is defective.
+            "__key__" is the name of a sample up to the first dot, "__url__" the path of its shard.
         decoders: By key, what makes a value of a member's bytes. Else by the last part of the key:
             jpg, jpeg, png, ppm, webp become uint8 of (height, width, 3) (extra `images`); npy an
             array; json what it holds; txt a string; cls, cls2, index, inx, id a whole number;
@@ -75,7 +79,7 @@ def webdataset(
     Raises:
         ConfigError: a shard is missing, truncated or no tar file, or an option is wrong.
     """
-    paths = list_files(shards, "a tar shard")
+    paths = list_files(shards, "a tar shard", TARS)
     if keys is None:
         keys = next(filter(None, map(_first_keys, paths)), None)
         if keys is None:
@@ -90,14 +94,18 @@ def webdataset(
             raise ConfigError(
                 f"decoders[{key!r}] is {decode!r}, expected a function for one of {keys}"
             )
-    chosen = {key: given.get(key) or _decoder_of(key) for key in keys}
-    files = IndexedFiles(paths, scan_tar, partial(_decode_members, chosen), index)
+    chosen = {key: given.get(key) or _decoder_of(key) for key in keys if key not in _ORIGINS}
+    decode = partial(_decode_members, chosen)
+    has_origin = len(chosen) < len(keys)
+    if has_origin:
+        decode = partial(_decode_with_origin, decode, keys)
+    files = IndexedFiles(paths, scan_tar, decode, index, with_origin=has_origin)
     if not len(files):
         raise ConfigError(f"{paths[0]!r} holds no samples")
     read = FileRecords("webdataset", files, on_error, decodes=bool(given), keys=[
         # Decoders of JPEGs differ in their pixels.
-        f"{key}: {decode.name}" if isinstance(decode, Decoder) else key
-        for key, decode in chosen.items()
+        f"{key}: {made.name}" if isinstance(made := chosen.get(key), Decoder) else key
+        for key in keys
     ])  # fmt: skip
     return Source(read, **options)
 
@@ -217,6 +225,40 @@ def _decode_members(decoders: Mapping[str, Callable[[bytes], Any]], pieces: list
     return sample
 
 
+_ORIGINS = ("__key__", "__url__")
+"""What a sample has beside its members, as of WebDataset."""
+
+
+def _decode_with_origin(
+    decode: Callable[[list[Piece]], dict[str, Any]], keys: Sequence[str], pieces: list[Piece],
+    path: str, between: bytes,
+) -> dict[str, Any]:  # fmt: skip
+    sample = decode(pieces)
+    if "__key__" in keys:
+        # Of a sparse member the header is a part of what is read; of others it lies before.
+        kind, _, data = pieces[0]
+        folder, name = os.path.split(
+            _last_name(between + (data if kind[:1] == "/" != kind[1:2] else b""), len(between))
+        )
+        sample["__key__"] = os.path.join(folder, name.partition(".")[0])
+    return {key: path if key == "__url__" else sample[key] for key in keys}
+
+
+def _last_name(headers: bytes, stop: int) -> str:
+    """The name of the member whose bytes, or whose sparse header, begin at a place."""
+    # What fills up the last block of the sample before.
+    start = stop % tarfile.BLOCKSIZE
+    stream = BytesIO(headers[start:])
+    try:
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                if stop - start in (member.offset, member.offset_data):
+                    return member.name
+    except tarfile.TarError as error:
+        raise ValueError(f"the header of the sample cannot be read: {error}") from error
+    raise ValueError("the header of the sample is not where it was: the file has changed")
+
+
 def _decoder_of(key: str) -> Callable[[bytes], Any]:
     last = key.rpartition(".")[2]
     if last in ("jpg", "jpeg", "png", "ppm", "webp"):
@@ -258,7 +300,7 @@ def tfrecord(
     `webdataset` does. Checksums are not looked at.
 
     Args:
-        paths: A path, several, or a pattern such as "data/*.tfrecord".
+        paths: A path, a folder, several, or a pattern such as "data/*.tfrecord".
         decode: Makes a sample of a record's bytes. None reads a `tf.train.Example`: a mapping of
             arrays by feature, int64 or float32 of one axis, or of one string its bytes. Of a
             `tf.train.SequenceExample` a feature list is a list with the feature of each step.
@@ -272,7 +314,7 @@ def tfrecord(
     """
     if decode is not None and not callable(decode):
         raise ConfigError(f"decode is {decode!r}, expected a function of bytes")
-    listed = list_files(paths, "a TFRecord file")
+    listed = list_files(paths, "a TFRecord file", TFRECORDS)
     files = IndexedFiles(
         listed, scan_tfrecord, partial(_decode_one, decode or parse_example), index
     )
@@ -322,7 +364,7 @@ def jsonl(
     `webdataset` does. Empty lines are no records, nor are lines of blanks if lines are JSON.
 
     Args:
-        paths: A path, several, or a pattern such as "texts/*.jsonl".
+        paths: A path, a folder, several, or a pattern such as "texts/{00..63}.jsonl.gz".
         decode: Makes a sample of a line's bytes; None is `json.loads`, and `bytes.decode` gives
             lines of text.
         index: A folder for the indexes; None keeps each beside its file.
@@ -335,7 +377,7 @@ def jsonl(
     """
     if decode is not None and not callable(decode):
         raise ConfigError(f"decode is {decode!r}, expected a function of bytes")
-    listed = list_files(paths, "a file of lines")
+    listed = list_files(paths, "a file of lines", LINES)
     scan = scan_json if decode is None else scan_lines
     files = IndexedFiles(listed, scan, partial(_decode_one, decode or json.loads), index)
     if not len(files):

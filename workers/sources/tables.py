@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.arguments import PathLike, whole
+from feeder.workers.sources.arguments import PathLike, list_files, whole
 from feeder.workers.sources.collate import make_columns
 from feeder.workers.sources.datasets import records
 from feeder.workers.sources.extras import load
@@ -30,7 +30,7 @@ from feeder.workers.sources.stores.arrow_columns import (
     to_columns,
 )
 from feeder.workers.sources.stores.kept import Kept
-from feeder.workers.sources.stores.offsets import list_files, told_of_files
+from feeder.workers.sources.stores.offsets import told_of_files
 from feeder.workers.sources.stores.reading import Columns, RecordError
 from feeder.workers.stream.batch import Call
 from feeder.workers.tuning import TUNING
@@ -63,7 +63,7 @@ def parquet(
     of chats, decimals and times of day are Python objects, for `map`.
 
     Args:
-        paths: A path, several, or a pattern such as "data/*.parquet".
+        paths: A path, a folder, several, or a pattern such as "data/*.parquet".
         columns: The columns to read, or fields of structs, such as "image.bytes"; None is all.
         nulls: What a null becomes. "error": None for a `map` or a `filter`, and an error if it
             comes into a batch. A value, or values by column such as {"text": ""}: that value.
@@ -79,7 +79,7 @@ def parquet(
     """
     kept = Kept(whole("row_group_cache", row_group_cache, 1), TUNING.group_bytes_kept, _size_of)
     told = Nulls.of(nulls)
-    files = ParquetFiles(list_files(paths, "a Parquet file"), _names(columns))
+    files = ParquetFiles(list_files(paths, "a Parquet file", ("parquet", "pq")), _names(columns))
     return Source(TableRecords("parquet", files, kept, told), **options)
 
 
@@ -99,7 +99,7 @@ def arrow(
     Face are (extra `arrow`). They are mapped into memory; any row is read at once.
 
     Args:
-        paths: A path, several, or a pattern such as "data/*.arrow". Files are not compressed.
+        paths: A path, a folder, several, or a pattern such as "data/*.arrow".
         columns: The columns to read, or fields of structs, such as "image.bytes"; None is all.
         nulls: What a null becomes, as of `parquet`.
         options: `OrderOptions`.
@@ -109,7 +109,9 @@ def arrow(
             installed, or an option is wrong.
     """
     told = Nulls.of(nulls)
-    files = ArrowFiles(list_files(paths, "an Arrow file"), _names(columns))
+    files = ArrowFiles(
+        list_files(paths, "an Arrow file", ("arrow", "feather", "ipc")), _names(columns)
+    )
     return Source(TableRecords("arrow", files, Kept(TUNING.tables_kept), told), **options)
 
 

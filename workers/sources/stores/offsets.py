@@ -18,9 +18,8 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from glob import glob, has_magic
 from io import BufferedReader, UnsupportedOperation
 from mmap import ACCESS_READ, mmap
 from typing import IO, Any, BinaryIO
@@ -30,7 +29,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.arguments import PathLike, list_paths
+from feeder.workers.sources.arguments import PathLike
 from feeder.workers.sources.stores.inflated import (
     Contents,
     InflatedFile,
@@ -59,22 +58,6 @@ _VERSION = 3
 _HEADS = 2
 _STRETCHES, _STRETCH_BYTES = 64, 1024
 _DESCRIBED_ONE_BY_ONE = 256
-
-
-def list_files(paths: PathLike | Iterable[PathLike], what: str) -> list[str]:
-    """One path, or several, or a pattern such as "shards/*.tar", whose files are sorted.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    listed: list[str] = []
-    for path in list_paths(paths, what):
-        # A file that is called like a pattern is that file.
-        found = sorted(glob(path)) if has_magic(path) and not os.path.exists(path) else [path]
-        if not found:
-            raise ConfigError(f"{path!r} fits no file, expected {what}")
-        listed += found
-    return listed
 
 
 def told_of_files(paths: Sequence[str], told: Sequence[str]) -> dict[str, str]:
@@ -106,10 +89,14 @@ class IndexedFiles:
         self,
         paths: Sequence[str],
         scan: Scan,
-        decode: Callable[[list[Piece]], Any],
+        decode: Callable[..., Any],
         folder: PathLike | None,
+        *,
+        with_origin: bool = False,
     ) -> None:
-        self._paths, self._decode = paths, decode
+        """`decode` makes a record of its pieces; `with_origin` gives it the file's path, too, and
+        what lies between the record before and this one."""
+        self._paths, self._decode, self._with_origin = paths, decode, with_origin
         keeper, counts = _Keeper(folder), []
         places: list[Place] = []
         self._places: list[str | None] = []
@@ -178,35 +165,43 @@ class IndexedFiles:
             f"the index {place!r} of {self._paths[number]!r} {why}: make the source anew"
         )
 
-    def _entries(self, record: int) -> tuple[int, NDArray[Any]]:
-        """The number of a record's file, and its entries."""
+    def _entries(self, record: int) -> tuple[int, NDArray[Any], int]:
+        """The number of a record's file, its entries, and where the record before it ends."""
         number = int(np.searchsorted(self._ends, record, side="right"))
         index, inside = self._index(number), record - int(self._firsts[number])
         start, stop = np.searchsorted(index["record"], (inside, inside + 1)).tolist()
-        return number, index[start:stop]
+        before = int(index["offset"][start - 1] + index["size"][start - 1]) if start else 0
+        return number, index[start:stop], before
 
     def name(self, record: int) -> str:
         """The path, and where the record begins."""
-        number, entries = self._entries(record)
+        number, entries, _ = self._entries(record)
         where = " of its content" if self._contents[number][2] else ""
         return f"{self._paths[number]!r} at byte {int(entries['offset'][0])}{where}"
 
     def __getitem__(self, record: int) -> Any:
-        number, entries = self._entries(record)
+        number, entries, before = self._entries(record)
         with self._files.open(number) as pread:
-            return self._decode(_read(pread, entries))
+            return self._made(pread, number, entries, before)
+
+    def _made(self, pread: Pread, number: int, entries: NDArray[Any], before: int) -> Any:
+        pieces = _read(pread, entries)
+        if not self._with_origin:
+            return self._decode(pieces)
+        between = pread(pieces[0][1] - before, before)
+        return self._decode(pieces, self._paths[number], between)
 
     def __getitems__(self, records: Sequence[int]) -> list[Any]:
         """Several records; each file is opened once."""
         made: list[Any] = [None] * len(records)
-        by_file: dict[int, list[tuple[int, NDArray[Any]]]] = {}
+        by_file: dict[int, list[tuple[int, NDArray[Any], int]]] = {}
         for i, record in enumerate(records):
-            number, entries = self._entries(record)
-            by_file.setdefault(number, []).append((i, entries))
+            number, entries, before = self._entries(record)
+            by_file.setdefault(number, []).append((i, entries, before))
         for number, wanted in by_file.items():
             with self._files.open(number) as pread:
-                for i, entries in wanted:
-                    made[i] = self._decode(_read(pread, entries))
+                for i, entries, before in wanted:
+                    made[i] = self._made(pread, number, entries, before)
         return made
 
     def describe(self) -> dict[str, Any]:
