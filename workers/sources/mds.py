@@ -8,6 +8,7 @@ size that size, then the values. Numbers are uint32, little-endian.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +16,12 @@ from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.arguments import PathLike
+from feeder.workers.sources.arguments import PathLike, flag
 from feeder.workers.sources.datasets import FileRecords
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.pictures import Decoder
@@ -37,6 +39,7 @@ def mds(
     columns: Sequence[str] | None = None,
     *,
     decoders: Mapping[str, Decode] | None = None,
+    verify: bool = False,
     on_error: OnError = "raise",
     **options: Unpack[OrderOptions],
 ) -> Source:
@@ -52,6 +55,8 @@ def mds(
             numbers and floats with their dtype, str, bytes, ndarray an array, json what it holds,
             jpeg and png uint8 of (height, width, 3) (extra `images`). Columns of any other encoding
             need a decoder; pickles are never read without one.
+        verify: Whether each shard is compared with the hashes of its index first, for which all of
+            it is read.
         on_error: What to do about a sample that cannot be read or decoded: "raise", or "skip",
             which leaves its row out and counts it in `source.skipped`.
         options: `OrderOptions`.
@@ -60,7 +65,8 @@ def mds(
         ConfigError: the folder or a shard is missing, truncated or no such file, or an option is
             wrong.
     """
-    shards = MdsShards(os.fspath(folder), columns, dict(decoders or {}))
+    checks = flag("verify", verify)
+    shards = MdsShards(os.fspath(folder), columns, dict(decoders or {}), verify=checks)
     return Source(FileRecords("mds", shards, on_error, decodes=bool(decoders)), **options)
 
 
@@ -69,8 +75,9 @@ class MdsShards:
     call: no process may hold a whole data set's files open."""
 
     def __init__(
-        self, folder: str, columns: Sequence[str] | None, decoders: dict[str, Decode]
-    ) -> None:
+        self, folder: str, columns: Sequence[str] | None, decoders: dict[str, Decode],
+        *, verify: bool = False,
+    ) -> None:  # fmt: skip
         path = os.path.join(folder, "index.json")
         entries = _read_index(path)
         first = entries[0]
@@ -89,7 +96,7 @@ class MdsShards:
                     f"{first['column_names']}, or their encodings differ"
                 )
             self._paths.append(shard)
-            place, told = _place(shard, entry)
+            place, told = _place(shard, entry, verify=verify)
             places.append(place)
             self._told.append(told)
         self._files = Contents(places)
@@ -202,9 +209,11 @@ def _read_index(path: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _place(path: str, entry: Mapping[str, Any], *, write: bool = False) -> tuple[Place, str]:
+def _place(
+    path: str, entry: Mapping[str, Any], *, write: bool = False, verify: bool = False
+) -> tuple[Place, str]:
     """Where a shard is read, and what a description says of it; raises ConfigError where it is not
-    the one listed. `write` writes down what a compressed one holds."""
+    the one listed. `write` writes down what a compressed one holds, `verify` compares hashes."""
     packed = entry.get("zip_data") or {}
     is_packed = not os.path.exists(path) and isinstance(packed.get("basename"), str)
     stored = os.path.join(os.path.dirname(path), packed["basename"]) if is_packed else path
@@ -217,6 +226,8 @@ def _place(path: str, entry: Mapping[str, Any], *, write: bool = False) -> tuple
         raise ConfigError(f"{stored!r} cannot be read: {error.strerror}") from error
     if is_packed and not place.kind:
         raise ConfigError(f"{stored!r} is compressed ({entry.get('compression')}): decompress it")
+    if verify:
+        _verify(stored, (packed if is_packed else entry["raw_data"]).get("hashes") or {})
     listed = (packed if is_packed else entry["raw_data"]).get("bytes", size)
     if place.kind:
         folder, name = os.path.split(stored)
@@ -233,6 +244,34 @@ def _place(path: str, entry: Mapping[str, Any], *, write: bool = False) -> tuple
             f"{entry['samples']}: it is truncated, or of another data set"
         )
     return place, f"{count} samples, {digest % 2**64:016x}"
+
+
+def _verify(path: str, hashes: Mapping[str, str]) -> None:
+    """Raise ConfigError if a shard has another hash than its index says."""
+    known = {name: hashes[name] for name in hashes if _hasher(name) is not None}
+    if not known:
+        raise ConfigError(
+            f"verify: the index of {path!r} has {list(hashes) or 'no hashes'}, expected one such "
+            "as sha1, sha256 or xxh64: write the shards with hashes="
+        )
+    name, wanted = next(iter(known.items()))
+    hasher = _hasher(name)
+    try:
+        with open(path, "rb") as file:
+            while data := file.read(1 << 20):
+                hasher.update(data)
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
+    if hasher.hexdigest() != wanted:
+        raise ConfigError(f"{path!r} is damaged: its {name} is not the one of its index")
+
+
+def _hasher(name: str) -> Any:
+    make = getattr(xxhash, name, None) if name.startswith("xxh") else None
+    if make is not None:
+        return make()
+    is_one = name in hashlib.algorithms_guaranteed and not name.startswith("shake")
+    return hashlib.new(name) if is_one else None
 
 
 def write_shards(folder: str) -> Iterator[tuple[int, str]]:

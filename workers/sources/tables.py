@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.arguments import PathLike, list_files, whole
+from feeder.workers.sources.arguments import PathLike, flag, list_files, whole
 from feeder.workers.sources.collate import make_columns
 from feeder.workers.sources.datasets import records
 from feeder.workers.sources.extras import load
@@ -48,6 +48,7 @@ def parquet(
     columns: Sequence[str] | None = None,
     *,
     nulls: Any = "error",
+    verify: bool = False,
     row_group_cache: int = 8,
     **options: Unpack[OrderOptions],
 ) -> Source:
@@ -69,6 +70,8 @@ def parquet(
             comes into a batch. A value, or values by column such as {"text": ""}: that value.
             "mask": zero, an empty string or an empty list, and each column `x` has a column
             `x.is_null` beside it.
+        verify: Whether the checksums of pages, of files that have them, are looked at when they are
+            read.
         row_group_cache: How many decoded row groups are kept, in each process: at most so many, and
             256 MiB of them, or the last one.
         options: `OrderOptions`.
@@ -79,7 +82,8 @@ def parquet(
     """
     kept = Kept(whole("row_group_cache", row_group_cache, 1), TUNING.group_bytes_kept, _size_of)
     told = Nulls.of(nulls)
-    files = ParquetFiles(list_files(paths, "a Parquet file", ("parquet", "pq")), _names(columns))
+    listed = list_files(paths, "a Parquet file", ("parquet", "pq"))
+    files = ParquetFiles(listed, _names(columns), verify=flag("verify", verify))
     return Source(TableRecords("parquet", files, kept, told), **options)
 
 
@@ -475,7 +479,10 @@ class ParquetFiles(_Files):
     """Row groups of Parquet files. Opened at the call; read-only, but for the footers that are
     kept, which have their own lock."""
 
-    def __init__(self, paths: Sequence[str], columns: list[str] | None) -> None:
+    def __init__(
+        self, paths: Sequence[str], columns: list[str] | None, *, verify: bool = False
+    ) -> None:
+        self._verify = verify
         # To parse a footer takes longer than to decode one of many groups: 15 µs for each of them.
         self._footers = Kept(TUNING.tables_kept)
         super().__init__(paths, columns)
@@ -492,7 +499,9 @@ class ParquetFiles(_Files):
         # Else the memory of groups that went stays with pyarrow: half as much again.
         load("pyarrow", "arrow").default_memory_pool().release_unused()
         footer = self._footers.get(file_number, lambda: module.read_metadata(path, memory_map=True))
-        with module.ParquetFile(path, metadata=footer, memory_map=True) as file:
+        with module.ParquetFile(
+            path, metadata=footer, memory_map=True, page_checksum_verification=self._verify
+        ) as file:
             # Other calls run beside this one: more threads would take their time.
             options = {"columns": self.columns, "use_threads": False}
             try:

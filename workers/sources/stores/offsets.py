@@ -93,10 +93,13 @@ class IndexedFiles:
         folder: PathLike | None,
         *,
         with_origin: bool = False,
+        after: int = 0,
     ) -> None:
         """`decode` makes a record of its pieces; `with_origin` gives it the file's path, too, and
-        what lies between the record before and this one."""
+        what lies between the record before and this one. The last piece has so many bytes that come
+        `after` it in the file."""
         self._paths, self._decode, self._with_origin = paths, decode, with_origin
+        self._after = after
         keeper, counts = _Keeper(folder), []
         places: list[Place] = []
         self._places: list[str | None] = []
@@ -185,7 +188,7 @@ class IndexedFiles:
             return self._made(pread, number, entries, before)
 
     def _made(self, pread: Pread, number: int, entries: NDArray[Any], before: int) -> Any:
-        pieces = _read(pread, entries)
+        pieces = _read(pread, entries, self._after)
         if not self._with_origin:
             return self._decode(pieces)
         between = pread(pieces[0][1] - before, before)
@@ -263,17 +266,21 @@ def read_at(file: IO[bytes], size: int, offset: int) -> bytes:
         return file.read(size)
 
 
-def _read(pread: Pread, entries: NDArray[Any]) -> list[Piece]:
+def _read(pread: Pread, entries: NDArray[Any], after: int) -> list[Piece]:
     """The pieces of a record. Raises ValueError where the file ends before."""
     first, last = entries[0], entries[-1]
-    start, stop = int(first["offset"]), int(last["offset"] + last["size"])
+    start, stop = int(first["offset"]), int(last["offset"] + last["size"]) + after
     data = pread(stop - start, start)
     if len(data) < stop - start:
         raise ValueError(f"the file ends at byte {start + len(data)}, the record at byte {stop}")
-    return [
+    pieces = [
         (kind.decode(), offset, data[offset - start : offset - start + size])
         for _, kind, offset, size in entries.tolist()
     ]
+    if after:
+        kind, offset, _ = pieces[-1]
+        pieces[-1] = kind, offset, data[offset - start :]
+    return pieces
 
 
 class _Keeper:
