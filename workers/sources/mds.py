@@ -194,19 +194,39 @@ def _read_index(path: str) -> list[dict[str, Any]]:
         for entry in entries:
             if entry["format"] != "mds":
                 raise ConfigError(f"{path!r} lists shards of format {entry['format']!r}, not mds")
-            if not len(entry["column_names"]) == len(entry["column_sizes"]) > 0:
-                raise ValueError("a shard without sizes of its columns")
-            if not isinstance(entry["raw_data"]["basename"], str):
-                raise ValueError("a shard without a name")
-            if entry.get("zip_data") and not isinstance(entry["raw_data"]["bytes"], int):
-                raise ValueError("a compressed shard without the size of its content")
+            _check(entry)
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(f"{path!r} is no index of MDS shards: {error!r}") from error
     if not entries:
         raise ConfigError(f"{path!r} lists no shards")
     return entries
+
+
+_COLUMNS = {"column_names": str, "column_encodings": str, "column_sizes": int | None}
+
+
+def _check(entry: Mapping[str, Any]) -> None:
+    """Raise ValueError, TypeError or KeyError where what is told of a shard makes no sense."""
+    columns: list[list[Any]] = [entry[name] for name in _COLUMNS]
+    if len(set(map(len, columns))) > 1 or not columns[0]:
+        raise ValueError("a shard without names, encodings and sizes of its columns")
+    for values, kind in zip(columns, _COLUMNS.values(), strict=True):
+        if not all(isinstance(value, kind) for value in values):
+            raise TypeError(f"columns that are told of as {values}")
+    if len(set(columns[0])) < len(columns[0]) or any(size and size < 0 for size in columns[2]):
+        raise ValueError("columns of one name, or of a negative size")
+    raw, packed = entry["raw_data"], entry.get("zip_data")
+    if not isinstance(entry["samples"], int) or entry["samples"] < 0:
+        raise TypeError(f"a shard of {entry['samples']!r} samples")
+    for part in (raw, packed) if packed else (raw,):
+        if not isinstance(part["basename"], str) or "\0" in part["basename"]:
+            raise TypeError("a shard without a name")
+        if not isinstance(part.get("hashes") or {}, dict):
+            raise TypeError("hashes without names")
+    if packed and not isinstance(raw["bytes"], int):
+        raise TypeError("a compressed shard without the size of its content")
 
 
 def _place(
@@ -236,6 +256,7 @@ def _place(
     try:
         with Contents([place]).open(0) as pread:
             count = int.from_bytes(pread(4, 0), "little")
+            own = _own_columns(pread, count) if count == entry["samples"] else {}
     except ValueError as error:
         raise ConfigError(f"{stored!r}: {error}") from error
     if (size, count) != (listed, entry["samples"]):
@@ -243,7 +264,21 @@ def _place(
             f"{stored!r} has {size} bytes and {count} samples, its index says {listed} and "
             f"{entry['samples']}: it is truncated, or of another data set"
         )
+    told = {name: entry[name] for name in _COLUMNS}
+    if own and own != told:
+        raise ConfigError(f"{stored!r} says of its columns {own}, its index {told}")
     return place, f"{count} samples, {digest % 2**64:016x}"
+
+
+def _own_columns(pread: Pread, count: int) -> dict[str, Any]:
+    """What a shard says of its columns itself; raises ValueError where it is damaged."""
+    start = 4 + 4 * (count + 1)
+    stop = int.from_bytes(pread(4, 4), "little")
+    try:
+        own = json.loads(pread(stop - start, start)) if stop > start else {}
+        return {name: own[name] for name in _COLUMNS} if own else {}
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"what it says of its columns cannot be read: {error!r}") from error
 
 
 def _verify(path: str, hashes: Mapping[str, str]) -> None:

@@ -286,7 +286,14 @@ class TableRecords:
 
     def _decode(self, number: int) -> dict[str, ColumnArray]:
         try:
-            return to_columns(self._tables.group(number), self._tables.columns, self._nulls)
+            table = self._tables.group(number)
+            listed = int(self._tables.ends[number]) - self._first(number)
+            if table.num_rows != listed:
+                raise ValueError(
+                    f"the file is damaged: {table.num_rows} rows, and it lists {listed}; write or "
+                    "copy it anew"
+                )
+            return to_columns(table, self._tables.columns, self._nulls)
         except (OSError, *_ARROW_ERRORS) as error:
             raise RecordError(f"{self._tables.name(number)}: {error}") from error
 
@@ -491,7 +498,12 @@ class ParquetFiles(_Files):
         module = load("pyarrow.parquet", "arrow")
         with module.ParquetFile(path) as file:
             groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
-            return file.schema_arrow, [group.num_rows for group in groups], _digest_of_end(path)
+            rows, listed = [group.num_rows for group in groups], file.metadata.num_rows
+            if sum(rows) != listed:
+                raise ValueError(
+                    f"it lists {listed} rows, its row groups {sum(rows)}: it is damaged"
+                )
+            return file.schema_arrow, rows, _digest_of_end(path)
 
     def group(self, number: int) -> Any:
         file_number, group = self.places[number]

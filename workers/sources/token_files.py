@@ -211,7 +211,8 @@ def _header_bytes(path: str, head: bytes, size: int, dtype: np.dtype[Any]) -> in
     if head.startswith(b"\x93NUMPY"):
         try:
             array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        # NumPy raises much more of damaged bytes than it says.
+        except Exception as error:
             raise ConfigError(f"{path!r} cannot be read as a .npy file: {error}") from error
         if array.dtype != dtype or array.ndim != 1:
             raise ConfigError(

@@ -100,7 +100,7 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no sizes": (
         lambda f: change_index(f, lambda i: i["shards"][0]["column_sizes"].pop()),
-        "a shard without sizes of its columns",
+        "a shard without names, encodings and sizes of its columns",
     ),
     "missing": (lambda f: (f / "shard.00002.mds").unlink(), r"00002\.mds' cannot be read: No such"),
     "truncated": (

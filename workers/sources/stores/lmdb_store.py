@@ -125,7 +125,9 @@ class _Folder:
     def __init__(self, path: str) -> None:
         self._path = path
         lmdb = load("lmdb", "lmdb")
-        self.damage: tuple[type[Exception], ...] = (lmdb.CorruptedError, lmdb.PageNotFoundError)
+        self.damage: tuple[type[Exception], ...] = (
+            lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.BadValsizeError, lmdb.InvalidError,
+        )  # fmt: skip
         """What LMDB raises where a damaged page leads it astray."""
         try:
             self._env = lmdb.open(
