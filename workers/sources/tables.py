@@ -102,7 +102,7 @@ def _size_of(columns: dict[str, ColumnArray]) -> int:
 
 @public("feeder.sources")
 def arrow(
-    paths: Paths,
+    paths: Paths | Any,
     columns: Sequence[str] | None = None,
     *,
     nulls: Any = "error",
@@ -112,8 +112,13 @@ def arrow(
     """Rows of Arrow files: IPC files, as Feather writes them, and streams, as the caches of Hugging
     Face are (extra `arrow`). They are mapped into memory; any row is read at once.
 
+    Or rows of a table of any library that exports Arrow's streams, as pyarrow, Polars, DuckDB,
+    pandas and ADBC do. It is read once, when the source is made, and held in memory; a position
+    fits a table with the same columns and as many rows.
+
     Args:
-        paths: A path, a folder, several, or a pattern such as "data/*.arrow".
+        paths: A path, a folder, several, or a pattern such as "data/*.arrow"; or an object with
+            `__arrow_c_stream__`.
         columns: The columns to read, or fields of structs, such as "image.bytes"; None is all.
         nulls: What a null becomes, as of `parquet`.
         types: By column the type that it is brought to, as of `parquet`.
@@ -124,8 +129,12 @@ def arrow(
             installed, or an option is wrong.
     """
     told = Nulls.of(nulls)
-    listed = list_files(paths, "an Arrow file", ("arrow", "feather", "ipc"))
-    files = ArrowFiles(listed, _names(columns), types)
+    files: Tables
+    if hasattr(paths, "__arrow_c_stream__"):
+        files = HeldTable(paths, _names(columns), types)
+    else:
+        listed = list_files(paths, "an Arrow file", ("arrow", "feather", "ipc"))
+        files = ArrowFiles(listed, _names(columns), types)
     return Source(TableRecords("arrow", files, Kept(TUNING.tables_kept), told), **options)
 
 
@@ -706,6 +715,44 @@ class ArrowFiles(_Files):
     def name(self, number: int) -> str:
         file, batch = self.places[number]
         return f"{self.paths[file]!r}, record batch {batch}"
+
+
+class HeldTable(_Files):
+    """A table in memory, of any library. Never changes; any thread reads."""
+
+    def __init__(
+        self, given: Any, columns: list[str] | None, types: Mapping[str, Any] | None = None
+    ) -> None:
+        arrow = load("pyarrow", "arrow")
+        try:
+            self._table = arrow.table(given)
+        except _ARROW_ERRORS as error:
+            raise ConfigError(f"the stream of {type(given).__name__} fails: {error}") from error
+        self._batches = _MappedBatches(columns)
+        super().__init__([f"the table of {type(given).__name__}"], columns, types)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_batches": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._batches = _MappedBatches(self.columns)
+        self._open("")
+
+    def _open(self, path: str) -> tuple[Any, list[int], str]:
+        batches = self._table.to_batches()
+        self._batches.add(batches)
+        return self._table.schema, [batch.num_rows for batch in batches], ""
+
+    def group(self, number: int) -> Any:
+        return self.completed(self._batches.take(number), 0)
+
+    def name(self, number: int) -> str:
+        return f"{self.paths[0]}, record batch {number}"
+
+    def describe(self) -> dict[str, Any]:
+        # As of arrays, what is in memory is known by its shape alone.
+        return {"table": True}
 
 
 class HfTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle  # noqa: TID251  (a source may be sent to other processes)
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -356,3 +357,33 @@ def test_types_bring_files_to_one_schema(read: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=told):
             read(paths, types=types)
+
+
+class Exported:
+    """Another library's table, whose stream may be read once."""
+
+    def __init__(self, made: Any) -> None:
+        self._reader = made.to_reader(max_chunksize=4)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._reader.__arrow_c_stream__(requested_schema)
+
+
+def test_a_table_of_any_library_is_read(tmp_path: Path) -> None:
+    made = pa.table({"n": range(11), "s": [{"a": str(i)} for i in range(11)], "x": [1.5] * 11})
+    write_table(tmp_path / "x.arrow", made)
+    options: Any = {"columns": ["s.a", "n"], "types": {"n": "int16"}}
+    source, wanted = arrow(Exported(made), **options), arrow(tmp_path / "x.arrow", **options)
+    order = np.array([10, 0, 3, 4, 8])
+    there = pickle.loads(pickle.dumps(source))
+    for one in (source, there):
+        rows = one.samples(order, call(0, 5))
+        assert repr(rows) == repr(wanted.samples(order, call(0, 5)))
+        assert rows[0]["n"].dtype == np.int16
+        assert one.describe() == source.describe()
+    with pytest.raises(ConfigError, match=r"the table of Exported' has .* and no 'gone'"):
+        arrow(Exported(made), ["gone"])
+    with pytest.raises(RecordError, match=r"the table of Exported, record batch 0: .* truncated"):
+        arrow(Exported(made), types={"x": "int8", "n": "int8"}).map(lambda row: row["x"])(
+            call(0, 4)
+        )
