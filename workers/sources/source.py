@@ -135,15 +135,19 @@ class Source:
 
     def _no_rows(self, call: Call) -> Columns:
         if self._rowless is None:
-            self._rowless = _without_rows(self._sound_row(call))
+            # What is read for this is no row of the call, and is not counted.
+            place, NOW.place = NOW.place, None
+            try:
+                self._rowless = _without_rows(self._sound_row(call))
+            finally:
+                NOW.place = place
         return self._rowless
 
     def _sound_row(self, call: Call) -> Columns:
         """The first record that can be read: from rows alone is known what the columns are like."""
         for record in range(size_of(self.records)):
             # From the start, whichever call came first: what a stream is like does not depend on
-            # timing, nor does what is left out.
-            NOW.place = None
+            # timing.
             columns = self.records.read(np.array([record]), call)
             if columns is not None:
                 return columns

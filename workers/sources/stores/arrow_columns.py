@@ -292,7 +292,13 @@ def to_columns(
 def empty_table(schema: Any) -> Any:
     """A table without rows. (pyarrow makes none of some tensors by itself.)"""
     arrow = load("pyarrow", "arrow")
-    return arrow.Table.from_arrays([arrow.nulls(0, kind) for kind in schema.types], schema=schema)
+    try:
+        columns = [arrow.nulls(0, kind) for kind in schema.types]
+    except KeyError as error:
+        # Of intervals, for which it has no classes.
+        kinds = [*map(str, schema.types)]
+        raise NotImplementedError(f"pyarrow has no arrays of one of the types {kinds}") from error
+    return arrow.Table.from_arrays(columns, schema=schema)
 
 
 def has_columns(schema: Any) -> bool:

@@ -117,6 +117,8 @@ class Faults:
         """Whether defective records are left out."""
         self._lock = Lock()
         self._by_name: dict[str, LeftOut] = {}
+        # The epoch in which each of these was counted last.
+        self._counted: dict[str, int] = {}
         self.skipped = 0
         """Reads that were left out."""
 
@@ -174,9 +176,11 @@ class Faults:
         # As text: a log may keep what it is given, and an error keeps what raised it.
         found = LeftOut(*NOW.place, name, str(reason)[:_WHY_LENGTH])
         with self._lock:
-            # A feed makes its first call twice.
-            self.skipped += self._by_name.get(name) != found
+            # A feed makes its first call twice, and a loader may read a record in two calls.
+            self.skipped += self._counted.get(name) != found.epoch
             is_new, number = self._keep(found), len(self._by_name)
+            if name in self._by_name:
+                self._counted[name] = found.epoch
         if is_new:
             logger.warning("left out %s: %s", name, found.why)
         if is_new and number == TUNING.skips_listed:
@@ -195,7 +199,9 @@ class Faults:
         listed, before = self._by_name, len(self._by_name)
         listed[found.name] = min(found, listed.get(found.name, found))
         if len(listed) > TUNING.skips_listed:
-            del listed[max(listed.values()).name]
+            last = max(listed.values()).name
+            del listed[last]
+            self._counted.pop(last, None)
         return len(listed) > before
 
 
