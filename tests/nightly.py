@@ -94,6 +94,9 @@ CAMPAIGNS = {
     "accelerate": Campaign(
         "draws jobs for loops of Accelerate, and kills each at every step",
         "adapters.accelerate_programs", "--configurations 300 --seed {seed}", 60),
+    "formats": Campaign(
+        "draws files of every format, and damages them: a source reads what their library reads",
+        "adapters.formats", "--inputs 250 --seed {seed}", 90),
     "mutate": Campaign(
         "plants sampled mutants, and counts those that tests notice",
         "scripts/mutate", "--mutants 300 --seed {seed}", 150),

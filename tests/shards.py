@@ -58,7 +58,23 @@ def ints(*values: int) -> bytes:
     return field(3, field(1, b"".join(map(varint, values))))
 
 
-def write_tfrecord(path: Path, records: list[bytes]) -> Path:
-    parts = (struct.pack("<QI", len(data), 0) + data + bytes(4) for data in records)
+def checksum(data: bytes) -> bytes:
+    """The masked CRC-32C, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def write_tfrecord(path: Path, records: list[bytes], *, is_sealed: bool = False) -> Path:
+    """Write a file; only what is sealed has checksums of its records, too."""
+    heads = (struct.pack("<Q", len(data)) for data in records)
+    parts = (
+        head + checksum(head) + data + (checksum(data) if is_sealed else bytes(4))
+        for head, data in zip(heads, records, strict=True)
+    )
     path.write_bytes(b"".join(parts))
     return path

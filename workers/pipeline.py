@@ -63,6 +63,7 @@ class Pipeline:
         self._threads = ThreadGroup()
         self._resumed = resume is not None
         self.stats = stats or StreamStats.of(spec, run, len(queues))
+        self.stats.source = spec.fetch
         """What is counted; where it is given, from where it stands."""
         if self._execution is not None:
             self._execution.watch(self.stats)

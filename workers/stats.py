@@ -297,11 +297,20 @@ class StreamStats:
         """Batches put on each device queue."""
         self.handed = [Handed() for _ in range(num_devices)]
         """Batches of each device that were handed to the user."""
+        self.source: Any = None
+        """What the run of now calls: it may count records that it leaves out."""
 
     @classmethod
     def of(cls, spec: StreamSpec, run: RunSpec, num_devices: int) -> StreamStats:
         """For the streams of a specification."""
         return cls(num_partitions(spec, run), num_devices)
+
+    @property
+    def skipped(self) -> int:
+        """Defective records that the source has left out."""
+        # A function of the user's may have anything of that name.
+        skipped: int = self.source.skipped if hasattr(self.source, "count_skipped") else 0
+        return skipped
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Counts and seconds as one flat dictionary of numbers."""

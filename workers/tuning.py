@@ -278,14 +278,22 @@ class Tuning:
     """So often a record is read before an `OSError` makes it a defective one that is left out."""
     # As `retries=3` makes a call. Defective records are few, so that it costs nothing (2026-11-27).
 
-    skips_logged: int = 100
-    """So many records that are left out are named in the log, by each source in each process."""
-    # A data set with one bad record in a hundred would fill a disk (2026-11-27).
+    skips_listed: int = 100
+    """So many records that are left out are named, in the log and in the list of a source."""
+    # A data set with one bad record in a hundred would fill a disk, and snapshots (2026-11-27).
 
     maps_kept: int = 64
     """So many files of tokens, and so many indexes of files, are mapped at once."""
     # Each map holds a descriptor, of which a process has 1,024 by default. To map a file anew takes
     # 15 us, about as long as to open it (2026-11-27).
+
+    stretches_kept: int = 16
+    """So many MiB of the content of a compressed file are kept."""
+    # Threads that read in order stand within some calls of each other (2026-11-28).
+
+    inflated_kept: int = 8
+    """So many compressed files are being decompressed at once, by each source."""
+    # Each has a descriptor, and the MiB above; not measured (2026-11-28).
 
     index_bytes_kept: int = 64 * _MIB
     """So many bytes of indexes of files are kept in memory, by each source; others are mapped."""

@@ -252,6 +252,14 @@ class _Function:
             chunks, cursors, outcome, error, dtypes, blocks, fresh, dropped,
             self._skipped() - skipped,
         )  # fmt: skip
+        if answer.skipped:
+            stop = ticket.first + answer.num_calls * ticket.stride
+            numbers = range(ticket.first, stop, ticket.stride)
+            answer.left_out = [
+                one
+                for one in self._fetch.left_out
+                if one.epoch == ticket.epoch and one.call in numbers
+            ]
         return answer, descriptors
 
     def _skipped(self) -> int:

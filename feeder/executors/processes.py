@@ -196,7 +196,7 @@ class ProcessExecution:
         if made.skipped:
             # Counted where the user looks: at the source that the processes have copies of.
             fetch: Any = self._given.fetch
-            fetch.count_skipped(made.skipped)
+            fetch.count_skipped(made.skipped, made.left_out)
         return made
 
     def call_worker(self, worker_id: int, size: int, limits: ListLimits) -> Any:

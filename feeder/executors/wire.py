@@ -119,6 +119,8 @@ class Made(msgspec.Struct, array_like=True, tag=3):
     """How many defective records a source left out in these calls."""
     number: int = 0
     """The ticket's."""
+    left_out: list[tuple[int, int, str, str]] = []
+    """Those of them that are listed."""
 
     @property
     def num_calls(self) -> int:

@@ -25,7 +25,7 @@ from feeder.observe.figures import (
     flatten,
 )
 from feeder.observe.verdict import judge
-from feeder.state.positions import Positions
+from feeder.state.positions import Positions, recall
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.pipeline import Pipeline
@@ -240,6 +240,7 @@ class Stream:
         older = self._given.older if resume.is_older else None
         self.positions = older or self._given
         self.config = self.positions.config
+        recall(self.config.stream.fetch, resume)
         self.positions.warn_of_replay(resume.cut)
         self.positions.tell_of_dealing(resume.cut)
         self._build()

@@ -219,6 +219,8 @@ class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
     """None where fetcher threads call the function themselves."""
     progress: ProgressFigures | None = None
     """None where nobody can tell."""
+    skipped: int = 0
+    """Defective records that the source has left out."""
 
     @property
     def title(self) -> str:
@@ -256,6 +258,7 @@ def flatten(feed: FeedFigures) -> dict[str, Any]:
         "fetchers_wait_s": feed.idle_s,
         "chunks_wait_s": feed.chunks_wait_s,
         "room_wait_s": feed.room_wait_s,
+        "skipped": feed.skipped,
         "starved_share": max([queue.wait_s for queue in feed.queues]) / max(feed.age_s, 1e-9),
     }
     for worker in feed.workers:
@@ -333,6 +336,7 @@ def build_feed_figures(
         service=service,
         executor=None if executor is None else ExecutorFigures(**executor._asdict()),
         progress=progress,
+        skipped=stats.skipped,
     )
 
 

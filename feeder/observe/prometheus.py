@@ -157,6 +157,8 @@ METRICS: tuple[Metric, ...] = (
            "Calls made again after they raised."),
     Metric("feeder_fetch_nothing_total", "counter", _W, _workers("nothings"),
            "Calls that returned None."),
+    Metric("feeder_skipped_records_total", "counter", _F, _field("skipped"),
+           "Defective records that the source has left out."),
     Metric("feeder_worker_wait_seconds_total", "counter", _W, _workers("wait_s"),
            "Time that the enqueuer waited for just this worker."),
     Metric("feeder_snapshot_age_seconds", "gauge", _F, _field("position_age_s"),

@@ -20,7 +20,7 @@ from feeder.state.token import StreamId, fingerprint_of
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.spec import FILE_ORDER
 from feeder.workers.stream.chunks import Columns
-from feeder.workers.stream.position import Cut, LazyPosition, Partitions
+from feeder.workers.stream.position import Cut, LazyPosition, Partitions, Position
 from feeder.workers.stream.rounds import Counting, Dealing, Turns, begin
 from feeder.workers.stream.skipping import skip_ahead
 
@@ -81,6 +81,19 @@ class Positions:
             columns=columns,
             rows=rows if has_rows else None,
             summary=summarise(cut),
+            left_out=self._left_out_before(cut.position),
+        )
+
+    def _left_out_before(self, position: Position) -> tuple[tuple[int, int, str, str], ...]:
+        """What the source has left out in calls that are done there: those of calls ahead are not,
+        so that it does not depend on timing."""
+        fetch: Any = self.config.stream.fetch
+        listed = fetch.left_out if hasattr(fetch, "count_skipped") else ()
+        epoch, low, done = position.epoch, position.calls[0], position.done
+        return tuple(
+            one
+            for one in listed
+            if one.epoch < epoch or (one.epoch == epoch and (one.call < low or one.call in done))
         )
 
     def state_at(
@@ -115,7 +128,9 @@ class Positions:
             self._compare(state)
             then = fingerprint_digest(state.fingerprint)
             cut = self.id._replace(older=(then,)).decode(state.token, epochs)
-            resume = Resume(cut=cut, rows=state.rows, columns=state.columns)
+            resume = Resume(
+                cut=cut, rows=state.rows, columns=state.columns, left_out=state.left_out
+            )
         self._check_partitions(resume.cut)
         self._check_repeatable(resume)
         return resume
@@ -324,6 +339,12 @@ def _is_order(field: str) -> bool:
 def _without_order(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """A fingerprint as it was before it had the order of files."""
     return {name: value for name, value in fingerprint.items() if not _is_order(name)}
+
+
+def recall(fetch: Any, resume: Resume) -> None:
+    """A run goes on from there: its source knows what was left out before."""
+    if resume.left_out and hasattr(fetch, "count_skipped"):
+        fetch.count_skipped(0, resume.left_out)
 
 
 def _level_of_user() -> int:

@@ -1,6 +1,6 @@
 """Snapshots: where feeds stand, as bytes that survive the process.
 
-Layout of version 1, all integers little-endian::
+Layout, all integers little-endian::
 
     8 bytes   b"FEEDSNAP"
     4 bytes   version
@@ -9,7 +9,8 @@ Layout of version 1, all integers little-endian::
     body      4 bytes length of the header, the header (msgpack), the rows of all feeds
 
 The header lists the feeds: name, stream number, fingerprint, token, columns as observed, and
-where their leftover rows lie. Nothing in it names code, and nothing is unpickled.
+where their leftover rows lie. Nothing in it names code, and nothing is unpickled. Version 2 also
+lists records that were left out; without any version 1 is written, which every feeder reads.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from feeder.workers.public import public
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.position import Cut
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 _MAGIC = b"FEEDSNAP"
 _NUMBERS = struct.Struct("<IQ")
 _HEAD_BYTES = len(_MAGIC) + _NUMBERS.size + 16
@@ -70,6 +71,8 @@ class StreamState(NamedTuple):
     """The rows left over, None where they are not in the snapshot."""
     summary: tuple[int, int, int, int]
     """Epoch, index and step of the next batch, and the number of rows left over."""
+    left_out: tuple[tuple[int, int, str, str], ...] = ()
+    """Defective records that its source has left out before: `sources.LeftOut`, the first ones."""
 
 
 @public("feeder")
@@ -84,7 +87,8 @@ class Snapshot:
 
     def __bytes__(self) -> bytes:
         blobs: list[Any] = []
-        entries = []
+        entries: list[list[Any]] = []
+        version = 1 + any(state.left_out for state in self.states)
         for state in self.states:
             rows = state.rows
             placed = None if rows is None else [pack_array(array, blobs) for array in rows]
@@ -92,11 +96,13 @@ class Snapshot:
                 [state.name, state.number, state.fingerprint, state.token,
                  _column_fields(state.columns), placed, state.summary]
             )  # fmt: skip
+            if version > 1:
+                entries[-1].append(state.left_out)
         # The rows are not in the header: msgpack would copy them, and a header stays small enough
         # to be checked before its rows are looked at.
         header: bytes = msgpack.packb(entries)
         parts = [len(header).to_bytes(4, "little"), header, *blobs]
-        numbers = _NUMBERS.pack(SNAPSHOT_VERSION, sum(len(part) for part in parts))
+        numbers = _NUMBERS.pack(version, sum(len(part) for part in parts))
         digest = _digest(numbers, parts)
         return b"".join((_MAGIC, numbers, digest, *parts))
 
@@ -120,9 +126,10 @@ class Snapshot:
             raise SnapshotFormatError(
                 f"snapshot of {len(view)} bytes is corrupt: its digest does not match"
             )
-        if version != SNAPSHOT_VERSION:
+        if not 1 <= version <= SNAPSHOT_VERSION:
             raise SnapshotFormatError(
-                f"snapshot has version {version}, expected {SNAPSHOT_VERSION}; update feeder"
+                f"snapshot has version {version}, expected at most {SNAPSHOT_VERSION}; update "
+                "feeder"
             )
         header_bytes = int.from_bytes(body[:4], "little")
         if most_header_bytes is not None and header_bytes > most_header_bytes:
@@ -130,11 +137,11 @@ class Snapshot:
                 f"snapshot has a header of {header_bytes} bytes, expected at most "
                 f"{most_header_bytes}; take one of this feed alone"
             )
-        return cls(_parse(body))
+        return cls(_parse(body, version))
 
     def describe(self) -> str:
         """A line per stream: where it stands, and what is left over; of a mixture another one, how
-        much has come of each source."""
+        much has come of each source; and one for each record that was left out."""
         lines = []
         for state in self.states:
             epoch, index, step, left = state.summary
@@ -145,6 +152,9 @@ class Snapshot:
             )
             if mixed := _mixture(state):
                 lines.append(f"  {mixed}")
+            lines += [
+                f"  left out in epoch {e}: {name}: {why}" for e, _, name, why in state.left_out
+            ]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -231,20 +241,23 @@ def _column_fields(columns: Columns | None) -> Any:
     return [[c.name, c.axis, dtype_fields(c.dtype), c.shape] for c in columns]
 
 
-def _parse(body: memoryview) -> tuple[StreamState, ...]:
+def _parse(body: memoryview, version: int) -> tuple[StreamState, ...]:
     """The streams of a body whose digest is right."""
     try:
         end = 4 + int.from_bytes(body[:4], "little")
         states = []
-        for name, number, fingerprint, token, columns, placed, summary in msgpack.unpackb(
+        for name, number, fingerprint, token, columns, placed, summary, *more in msgpack.unpackb(
             body[4:end]
         ):
+            (left_out,) = more if version > 1 else [()]
             numbers = [number, *summary]
             if not (type(name) is str and isinstance(token, bytes) and len(numbers) == 5):
                 raise TypeError("a stream without a name, a token and a summary")
             if not all(type(n) is int and n >= 0 for n in numbers):
                 raise TypeError(f"a stream with the numbers {numbers!r}")
             check_fingerprint(fingerprint)
+            if not all(list(map(type, one)) == [int, int, str, str] for one in left_out):
+                raise TypeError("records that were left out, without a call, a name and a reason")
             rows = None
             if any(is_nameless(dtype) for _, _, dtype, _ in columns or ()):
                 # Of before the names of ml_dtypes' types were written: fetched again.
@@ -261,6 +274,7 @@ def _parse(body: memoryview) -> tuple[StreamState, ...]:
                     columns=_read_columns(columns),
                     rows=rows,
                     summary=tuple(summary),
+                    left_out=tuple(tuple(one) for one in left_out),
                 )
             )
         return tuple(states)

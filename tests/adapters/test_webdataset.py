@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from calls import epoch_of
 from feeder.workers.sources import webdataset
+from feeder.workers.sources.arguments import list_files
 from needs import needs_framework
 
 needs_framework("webdataset", "PIL")
@@ -30,15 +33,15 @@ def test_its_samples_in_its_order(tmp_path: Path) -> None:
         }
         for i in range(11)
     ]  # fmt: skip
-    paths = [
-        write_tar(tmp_path / "a.tar", samples[:6]),
-        write_tar(tmp_path / "b.tar", samples[6:], 6),
-    ]
-    theirs = list(library.WebDataset([*map(str, paths)], shardshuffle=False).decode("rgb8"))
+    write_tar(tmp_path / "a.tar", samples[:6])
+    write_tar(tmp_path / "b.tar", samples[6:], 6)
+    pattern, keys = f"{tmp_path}/{{a..b}}.tar", [*samples[0], "__key__", "__url__"]
+    write_tar(tmp_path / "c.tar", samples)
+    theirs = list(library.WebDataset(pattern, shardshuffle=False).decode("rgb8"))
     assert len(theirs) == len(samples)
     ours = [
         {name: column[i] for name, column in chunk.items()}
-        for chunk in epoch_of(webdataset(paths, decoders={"bin": bytes_of}), 4)
+        for chunk in epoch_of(webdataset(pattern, keys, decoders={"bin": bytes_of}), 4)
         for i in range(len(chunk["cls"]))
     ]
     for mine, its in zip(ours, theirs, strict=True):
@@ -47,6 +50,19 @@ def test_its_samples_in_its_order(tmp_path: Path) -> None:
         assert mine["npy"].tolist() == its["npy"].tolist()
         assert (mine["meta.json.half"], mine["meta.json.of.n"]) == (its["meta.json"]["half"], 1)
         assert mine["bin"].tobytes() == its["bin"]
+        assert (mine["__key__"], mine["__url__"]) == (its["__key__"], its["__url__"])
+
+
+@given(st.lists(st.sampled_from([
+    *("{00..03}", "{3..1}", "{a,b}", "{1,{2,3}}", "{0..10..5}", "{,x}", "x", "-", "{1}", "{}"),
+    *("{-1..1}", "{01..3}", "{5..1..2}", "{a,b{1..2}c}", "{-05..5..5}", "{{1..2}}", ","),
+    *("{a..c}", "{f..b..2}", "{A..B}"),
+]), max_size=4).map("".join))  # fmt: skip
+def test_braces_name_what_its_own_name(pattern: str) -> None:
+    import braceexpand
+
+    found = list_files(f"no such folder/{pattern}", "a file")
+    assert found == list(braceexpand.braceexpand(f"no such folder/{pattern}"))
 
 
 def picture(seed: int) -> bytes:

@@ -237,6 +237,6 @@ def test_a_token_written_by_the_page_is_resumed_from(page: dict[str, Any]) -> No
 
 def test_the_page_is_of_the_versions_in_force() -> None:
     text = Path(PAGE).read_text()
-    assert "checkpoints are at format 1, tokens at format 3" in text
+    assert "at format 2 (format 1 is read), checkpoints at format 1, tokens at format 3" in text
     assert "version, 1 to 3" in text
-    assert (feeder.state.snapshot.SNAPSHOT_VERSION, feeder.state.token.TOKEN_VERSION) == (1, 3)
+    assert (feeder.state.snapshot.SNAPSHOT_VERSION, feeder.state.token.TOKEN_VERSION) == (2, 3)

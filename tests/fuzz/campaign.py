@@ -26,9 +26,9 @@ from typing import NamedTuple, NoReturn
 
 from fuzz.entries import ENTRIES, Entry
 
-_IN_A_CHILD = {"codec": 250_000, "message": 20_000}
+IN_A_CHILD = {"codec": 250_000, "message": 20_000}
 _IN_ANOTHER_CHILD = 2_000
-_MEMORY_BYTES = 4 * 2**30
+MEMORY_BYTES = 4 * 2**30
 _MOST_FINDINGS = 20
 _FOUND = 3
 """How a child ends that has found something and told it."""
@@ -109,7 +109,7 @@ class Child:
         """What the process does."""
         for descriptor in (1, 2):
             os.dup2(self._said, descriptor)
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         logging.getLogger().addHandler(_Formatted())
         found = give_in(self._share, self._note)
@@ -170,7 +170,7 @@ def shares(arguments: argparse.Namespace) -> Iterator[Share]:
     first = dict.fromkeys(names, arguments.first)
     while any(left.values()):
         for name in names:
-            count = min(left[name], _IN_A_CHILD.get(name, _IN_ANOTHER_CHILD))
+            count = min(left[name], IN_A_CHILD.get(name, _IN_ANOTHER_CHILD))
             if count:
                 yield Share(name, arguments.seed, first[name], count)
                 first[name] += count
@@ -184,7 +184,7 @@ def run(arguments: argparse.Namespace) -> int:
         counts[done.share.entry] += done.number - done.share.first
         if done.told:
             findings += 1
-            _tell(done, arguments.keep)
+            _tell(done, arguments.keep, arguments.name)
         if findings >= _MOST_FINDINGS:
             break
     for entry, count in counts.items():
@@ -194,11 +194,12 @@ def run(arguments: argparse.Namespace) -> int:
     return findings
 
 
-def _tell(done: Done, keep: str | None) -> None:
+def _tell(done: Done, keep: str | None, name: str) -> None:
     entry, seed = done.share.entry, done.share.seed
     print(f"FOUND at input {done.number} of {entry!r}:\n{done.told.strip()}")
     print(
-        f"again: scripts/nightly fuzz --only {entry} --seed {seed} --first {done.number} --inputs 1"
+        f"again: scripts/nightly {name} --only {entry!r} --seed {seed} --first {done.number} "
+        "--inputs 1"
     )
     if keep is not None:
         path = Path(keep) / f"{entry}-{seed}-{done.number}"
@@ -207,9 +208,10 @@ def _tell(done: Done, keep: str | None) -> None:
         print(f"its bytes: {path}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, name: str = "fuzz") -> int:
     """The command."""
-    parser = argparse.ArgumentParser("scripts/nightly fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(f"scripts/nightly {name}", description=__doc__)
+    parser.set_defaults(name=name)
     add = parser.add_argument
     add("--inputs", type=int, default=2_000, metavar="N", help="of each entry (%(default)s)")
     add("--codec-inputs", type=int, metavar="N", help="of the codec; as many by default")

@@ -30,6 +30,8 @@ class Resume(NamedTuple):
     """The columns as they were observed then."""
     is_older: bool = False
     """Whether it is a place in the stream as it was in an earlier format of its source."""
+    left_out: tuple[tuple[int, int, str, str], ...] = ()
+    """What the source had left out by then: `sources.LeftOut`."""
 
 
 class LeftoverSpan(Span):

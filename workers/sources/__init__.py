@@ -13,14 +13,16 @@ from feeder.workers.sources.mds import mds
 from feeder.workers.sources.mixture import Mixture, mix
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.packing import pack, packing_efficiency
+from feeder.workers.sources.pictures import decode_image
 from feeder.workers.sources.shards import jsonl, tfrecord, webdataset
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.reading import RecordError, Records
+from feeder.workers.sources.stores.reading import LeftOut, RecordError, Records
 from feeder.workers.sources.tables import arrow, hf, parquet
 from feeder.workers.sources.token_files import tokens
 
 __all__ = [
     "IterableSource",
+    "LeftOut",
     "Mixture",
     "OrderOptions",
     "RecordError",
@@ -31,6 +33,7 @@ __all__ = [
     "arrow",
     "caffe2_lmdb",
     "caffe_lmdb",
+    "decode_image",
     "hf",
     "image_folder",
     "iterable",

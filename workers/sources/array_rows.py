@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias, Unpack
@@ -12,7 +10,7 @@ from typing import Any, TypeAlias, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.errors import ConfigError
+from feeder.workers.errors import ConfigError, FeedError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import PathLike
 from feeder.workers.sources.orders.options import OrderOptions
@@ -83,7 +81,10 @@ def _loading(path: PathLike, kind: str) -> Iterator[None]:
             if file.read(len(_BEGINNINGS[kind])) != _BEGINNINGS[kind]:
                 raise ValueError(f"it is no {kind} file")
         yield
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except FeedError:
+        raise
+    # NumPy and zipfile raise much more of damaged bytes than they say.
+    except Exception as error:
         raise ConfigError(f"{os.fspath(path)!r} cannot be read as arrays: {error}") from error
 
 

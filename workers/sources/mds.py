@@ -8,22 +8,25 @@ size that size, then the values. Numbers are uint32, little-endian.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, BinaryIO, Unpack
+from typing import Any, Unpack
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.arguments import PathLike
+from feeder.workers.sources.arguments import PathLike, flag
 from feeder.workers.sources.datasets import FileRecords
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.pictures import Decoder
 from feeder.workers.sources.source import Source
+from feeder.workers.sources.stores.inflated import Contents, Place, Pread, kind_of
 from feeder.workers.sources.stores.offsets import digest_of_stretches, order_of_files, told_of_files
 from feeder.workers.sources.stores.reading import OnError
 
@@ -36,12 +39,14 @@ def mds(
     columns: Sequence[str] | None = None,
     *,
     decoders: Mapping[str, Decode] | None = None,
+    verify: bool = False,
     on_error: OnError = "raise",
     **options: Unpack[OrderOptions],
 ) -> Source:
     """Samples of MDS shards, as MosaicML's Streaming writes them; the library is not needed.
 
-    Any sample is read at once, from a local folder. Shards are not compressed.
+    Any sample is read at once, from a local folder. Shards that are there compressed alone (zstd,
+    gz, bz2) are read in order; `feeder index` decompresses them once for any order.
 
     Args:
         folder: The folder of an `index.json` and its shards.
@@ -50,15 +55,18 @@ def mds(
             numbers and floats with their dtype, str, bytes, ndarray an array, json what it holds,
             jpeg and png uint8 of (height, width, 3) (extra `images`). Columns of any other encoding
             need a decoder; pickles are never read without one.
+        verify: Whether each shard is compared with the hashes of its index first, for which all of
+            it is read.
         on_error: What to do about a sample that cannot be read or decoded: "raise", or "skip",
             which leaves its row out and counts it in `source.skipped`.
         options: `OrderOptions`.
 
     Raises:
-        ConfigError: the folder or a shard is missing, truncated, compressed or no such file, or an
-            option is wrong.
+        ConfigError: the folder or a shard is missing, truncated or no such file, or an option is
+            wrong.
     """
-    shards = MdsShards(os.fspath(folder), columns, dict(decoders or {}))
+    checks = flag("verify", verify)
+    shards = MdsShards(os.fspath(folder), columns, dict(decoders or {}), verify=checks)
     return Source(FileRecords("mds", shards, on_error, decodes=bool(decoders)), **options)
 
 
@@ -67,8 +75,9 @@ class MdsShards:
     call: no process may hold a whole data set's files open."""
 
     def __init__(
-        self, folder: str, columns: Sequence[str] | None, decoders: dict[str, Decode]
-    ) -> None:
+        self, folder: str, columns: Sequence[str] | None, decoders: dict[str, Decode],
+        *, verify: bool = False,
+    ) -> None:  # fmt: skip
         path = os.path.join(folder, "index.json")
         entries = _read_index(path)
         first = entries[0]
@@ -77,6 +86,7 @@ class MdsShards:
         self._decoders = _chosen(path, self._encodings, columns, decoders)
         alike = ("column_names", "column_encodings", "column_sizes")
         self._paths: list[str] = []
+        places: list[Place] = []
         self._told: list[str] = []
         for entry in entries:
             shard = os.path.join(folder, entry["raw_data"]["basename"])
@@ -86,7 +96,10 @@ class MdsShards:
                     f"{first['column_names']}, or their encodings differ"
                 )
             self._paths.append(shard)
-            self._told.append(_told(shard, entry))
+            place, told = _place(shard, entry, verify=verify)
+            places.append(place)
+            self._told.append(told)
+        self._files = Contents(places)
         self._counts = [int(entry["samples"]) for entry in entries]
         self._ends = np.cumsum(self._counts)
         if not len(self):
@@ -107,8 +120,8 @@ class MdsShards:
 
     def __getitem__(self, record: int) -> Any:
         number, inside = self._place(record)
-        with open(self._paths[number], "rb") as file:
-            return self._read(file, inside)
+        with self._files.open(number) as pread:
+            return self._read(pread, inside)
 
     def __getitems__(self, records: Sequence[int]) -> list[Any]:
         """Several samples; each shard is opened once."""
@@ -118,18 +131,18 @@ class MdsShards:
             number, inside = self._place(record)
             by_shard.setdefault(number, []).append((i, inside))
         for number, wanted in by_shard.items():
-            with open(self._paths[number], "rb") as file:
+            with self._files.open(number) as pread:
                 for i, inside in wanted:
-                    made[i] = self._read(file, inside)
+                    made[i] = self._read(pread, inside)
         return made
 
-    def _read(self, file: BinaryIO, inside: int) -> dict[str, Any]:
+    def _read(self, pread: Pread, inside: int) -> dict[str, Any]:
         """A sample. Raises ValueError where it is damaged."""
-        pair = os.pread(file.fileno(), 8, 4 + 4 * inside)
+        pair = pread(8, 4 + 4 * inside)
         if len(pair) < 8:
             raise ValueError("the shard ends within its table of samples")
         begin, end = np.frombuffer(pair, "<u4").tolist()
-        data = os.pread(file.fileno(), end - begin, begin) if end > begin else b""
+        data = pread(end - begin, begin) if end > begin else b""
         if len(data) < end - begin or end < begin:
             raise ValueError(
                 f"the sample lies at bytes {begin} to {end}, and the shard has {len(data)} of them"
@@ -185,40 +198,131 @@ def _read_index(path: str) -> list[dict[str, Any]]:
         for entry in entries:
             if entry["format"] != "mds":
                 raise ConfigError(f"{path!r} lists shards of format {entry['format']!r}, not mds")
-            if not len(entry["column_names"]) == len(entry["column_sizes"]) > 0:
-                raise ValueError("a shard without sizes of its columns")
-            if not isinstance(entry["raw_data"]["basename"], str):
-                raise ValueError("a shard without a name")
+            _check(entry)
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(f"{path!r} is no index of MDS shards: {error!r}") from error
     if not entries:
         raise ConfigError(f"{path!r} lists no shards")
     return entries
 
 
-def _told(path: str, entry: Mapping[str, Any]) -> str:
-    """What a description says of a shard; raises ConfigError where it is not the one listed."""
+_COLUMNS = {"column_names": str, "column_encodings": str, "column_sizes": int | None}
+
+
+def _check(entry: Mapping[str, Any]) -> None:
+    """Raise ValueError, TypeError or KeyError where what is told of a shard makes no sense."""
+    columns: list[list[Any]] = [entry[name] for name in _COLUMNS]
+    if len(set(map(len, columns))) > 1 or not columns[0]:
+        raise ValueError("a shard without names, encodings and sizes of its columns")
+    for values, kind in zip(columns, _COLUMNS.values(), strict=True):
+        if not all(isinstance(value, kind) for value in values):
+            raise TypeError(f"columns that are told of as {values}")
+    if len(set(columns[0])) < len(columns[0]) or any(size and size < 0 for size in columns[2]):
+        raise ValueError("columns of one name, or of a negative size")
+    raw, packed = entry["raw_data"], entry.get("zip_data")
+    if not isinstance(entry["samples"], int) or entry["samples"] < 0:
+        raise TypeError(f"a shard of {entry['samples']!r} samples")
+    for part in (raw, packed) if packed else (raw,):
+        if not isinstance(part["basename"], str) or "\0" in part["basename"]:
+            raise TypeError("a shard without a name")
+        if not isinstance(part.get("hashes") or {}, dict):
+            raise TypeError("hashes without names")
+    if packed and not isinstance(raw["bytes"], int):
+        raise TypeError("a compressed shard without the size of its content")
+
+
+def _place(
+    path: str, entry: Mapping[str, Any], *, write: bool = False, verify: bool = False
+) -> tuple[Place, str]:
+    """Where a shard is read, and what a description says of it; raises ConfigError where it is not
+    the one listed. `write` writes down what a compressed one holds, `verify` compares hashes."""
+    packed = entry.get("zip_data") or {}
+    is_packed = not os.path.exists(path) and isinstance(packed.get("basename"), str)
+    stored = os.path.join(os.path.dirname(path), packed["basename"]) if is_packed else path
     try:
-        with open(path, "rb") as file:
+        with open(stored, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             digest = digest_of_stretches(file, size)
-            count = int.from_bytes(file.read(4), "little")
+            place = Place(stored, kind_of(file) if is_packed else "")
     except OSError as error:
-        packed = entry.get("zip_data") or {}
-        if error.errno == 2 and packed.get("basename"):
-            raise ConfigError(
-                f"{path!r} is there compressed alone, as {packed['basename']!r}: decompress it"
-            ) from error
-        raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
-    listed = entry["raw_data"].get("bytes", size)
+        raise ConfigError(f"{stored!r} cannot be read: {error.strerror}") from error
+    if is_packed and not place.kind:
+        raise ConfigError(f"{stored!r} is compressed ({entry.get('compression')}): decompress it")
+    if verify:
+        _verify(stored, (packed if is_packed else entry["raw_data"]).get("hashes") or {})
+    listed = (packed if is_packed else entry["raw_data"]).get("bytes", size)
+    if place.kind:
+        folder, name = os.path.split(stored)
+        beside = os.path.join(folder, f".{name}.feeder-index")
+        place = place.found(beside, entry["raw_data"]["bytes"], digest, write=write)
+    try:
+        with Contents([place]).open(0) as pread:
+            count = int.from_bytes(pread(4, 0), "little")
+            own = _own_columns(pread, count) if count == entry["samples"] else {}
+    except ValueError as error:
+        raise ConfigError(f"{stored!r}: {error}") from error
     if (size, count) != (listed, entry["samples"]):
         raise ConfigError(
-            f"{path!r} has {size} bytes and {count} samples, its index says {listed} and "
+            f"{stored!r} has {size} bytes and {count} samples, its index says {listed} and "
             f"{entry['samples']}: it is truncated, or of another data set"
         )
-    return f"{count} samples, {digest % 2**64:016x}"
+    told = {name: entry[name] for name in _COLUMNS}
+    if own and own != told:
+        raise ConfigError(f"{stored!r} says of its columns {own}, its index {told}")
+    return place, f"{count} samples, {digest % 2**64:016x}"
+
+
+def _own_columns(pread: Pread, count: int) -> dict[str, Any]:
+    """What a shard says of its columns itself; raises ValueError where it is damaged."""
+    start = 4 + 4 * (count + 1)
+    stop = int.from_bytes(pread(4, 4), "little")
+    try:
+        own = json.loads(pread(stop - start, start)) if stop > start else {}
+        return {name: own[name] for name in _COLUMNS} if own else {}
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"what it says of its columns cannot be read: {error!r}") from error
+
+
+def _verify(path: str, hashes: Mapping[str, str]) -> None:
+    """Raise ConfigError if a shard has another hash than its index says."""
+    known = {name: hashes[name] for name in hashes if _hasher(name) is not None}
+    if not known:
+        raise ConfigError(
+            f"verify: the index of {path!r} has {list(hashes) or 'no hashes'}, expected one such "
+            "as sha1, sha256 or xxh64: write the shards with hashes="
+        )
+    name, wanted = next(iter(known.items()))
+    hasher = _hasher(name)
+    try:
+        with open(path, "rb") as file:
+            while data := file.read(1 << 20):
+                hasher.update(data)
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
+    if hasher.hexdigest() != wanted:
+        raise ConfigError(f"{path!r} is damaged: its {name} is not the one of its index")
+
+
+def _hasher(name: str) -> Any:
+    make = getattr(xxhash, name, None) if name.startswith("xxh") else None
+    if make is not None:
+        return make()
+    is_one = name in hashlib.algorithms_guaranteed and not name.startswith("shake")
+    return hashlib.new(name) if is_one else None
+
+
+def write_shards(folder: str) -> Iterator[tuple[int, str]]:
+    """Write down what the compressed shards of a folder hold. Gives of each shard how many samples
+    it has, and where its content lies.
+
+    Raises:
+        ConfigError: it is no folder of MDS shards, or cannot be written.
+    """
+    for entry in _read_index(os.path.join(folder, "index.json")):
+        shard = os.path.join(folder, entry["raw_data"]["basename"])
+        yield entry["samples"], _place(shard, entry, write=True)[0].path
 
 
 # ---- values

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.fetch.seeding import RECORD_SEEDS
+from feeder.workers.public import public
 from feeder.workers.sources.arguments import check_names, flag, whole
 from feeder.workers.sources.extras import find, load
 from feeder.workers.sources.orders.options import ORDER_NAMES, OrderOptions
@@ -68,6 +70,31 @@ class Decoder:
             data, colorspace="RGB", fastdct=False, fastupsample=False
         )
         return pixels
+
+
+@public("feeder.sources")
+def decode_image(file: Any, decoder: DecoderName = "auto") -> Pixels:
+    """An image file as pixels: uint8 of (height, width, 3), RGB. For `map`, of columns that hold
+    image files, as Hugging Face's `datasets` writes them.
+
+    Args:
+        file: Its bytes, or a mapping of "bytes" and "path" of which one may be None.
+        decoder: "simplejpeg", "pillow", or "auto": simplejpeg for JPEGs if it is installed.
+
+    Raises:
+        ValueError: it cannot be decoded. (OSError: the path cannot be read.)
+        ConfigError: nothing that decodes it is installed.
+    """
+    data, path = (
+        (file.get("bytes"), file.get("path")) if isinstance(file, Mapping) else (file, None)
+    )
+    if data is None and path is not None:
+        data = Path(path).read_bytes()
+    if isinstance(data, np.ndarray) and data.dtype == np.uint8:
+        data = data.tobytes()
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise ValueError(f"is {type(data).__name__}, expected the bytes of an image file")
+    return Decoder(decoder)(bytes(data))
 
 
 def decode_with_pillow(data: bytes | memoryview) -> Pixels:

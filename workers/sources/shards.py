@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
-from typing import Any, BinaryIO, Unpack
+from typing import IO, Any, Unpack
 
 import numpy as np
 import xxhash
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.arguments import PathLike
+from feeder.workers.sources import extras
+from feeder.workers.sources.arguments import PathLike, flag, list_files
 from feeder.workers.sources.datasets import FileRecords
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.pictures import Decoder
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.example import parse_example
-from feeder.workers.sources.stores.offsets import ENTRY, Entry, IndexedFiles, Piece, list_files
+from feeder.workers.sources.stores.offsets import (
+    ENTRY,
+    Entry,
+    IndexedFiles,
+    Piece,
+    opened,
+    read_at,
+)
 from feeder.workers.sources.stores.reading import OnError
 
 Paths = PathLike | Iterable[PathLike]
+
+TARS, TFRECORDS, LINES = ("tar", "tgz"), ("tfrecord", "tfrecords"), ("jsonl", "ndjson")
+"""Suffixes of the files that are read of a folder."""
 
 _END_BYTES = 1 << 20
 """So many bytes after the last member of a tar file are looked at; tools fill up to 10 KiB."""
@@ -49,12 +59,15 @@ def webdataset(
     same name up to the first dot are one sample, and the rest of the name says what a member is.
 
     Any record is read at once, by an index of each shard that is made once: no shuffle buffer, and
-    no shard that belongs to one worker. Shards are not compressed.
+    no shard that belongs to one worker. Compressed shards (gzip, zstd, bz2, xz, lz4) are read in
+    order; `feeder index` decompresses them once for any order.
 
     Args:
-        shards: A path, several, or a pattern such as "shards/*.tar".
+        shards: A path, a folder, several, a pattern such as "shards/*.tar", or with braces such as
+            "shards/{000..099}.tar".
         keys: The members of a sample that become columns, such as ("jpg", "cls"), in this order;
             None takes those of the first sample. A sample without one of them is defective.
+            "__key__" is the name of a sample up to the first dot, "__url__" the path of its shard.
         decoders: By key, what makes a value of a member's bytes. Else by the last part of the key:
             jpg, jpeg, png, ppm, webp become uint8 of (height, width, 3) (extra `images`); npy an
             array; json what it holds; txt a string; cls, cls2, index, inx, id a whole number;
@@ -67,7 +80,7 @@ def webdataset(
     Raises:
         ConfigError: a shard is missing, truncated or no tar file, or an option is wrong.
     """
-    paths = list_files(shards, "a tar shard")
+    paths = list_files(shards, "a tar shard", TARS)
     if keys is None:
         keys = next(filter(None, map(_first_keys, paths)), None)
         if keys is None:
@@ -82,31 +95,35 @@ def webdataset(
             raise ConfigError(
                 f"decoders[{key!r}] is {decode!r}, expected a function for one of {keys}"
             )
-    chosen = {key: given.get(key) or _decoder_of(key) for key in keys}
-    files = IndexedFiles(paths, scan_tar, partial(_decode_members, chosen), index)
+    chosen = {key: given.get(key) or _decoder_of(key) for key in keys if key not in _ORIGINS}
+    decode = partial(_decode_members, chosen)
+    has_origin = len(chosen) < len(keys)
+    if has_origin:
+        decode = partial(_decode_with_origin, decode, keys)
+    files = IndexedFiles(paths, scan_tar, decode, index, with_origin=has_origin)
     if not len(files):
         raise ConfigError(f"{paths[0]!r} holds no samples")
     read = FileRecords("webdataset", files, on_error, decodes=bool(given), keys=[
         # Decoders of JPEGs differ in their pixels.
-        f"{key}: {decode.name}" if isinstance(decode, Decoder) else key
-        for key, decode in chosen.items()
+        f"{key}: {made.name}" if isinstance(made := chosen.get(key), Decoder) else key
+        for key in keys
     ])  # fmt: skip
     return Source(read, **options)
 
 
-def scan_tar(file: BinaryIO, size: int) -> Iterator[Entry]:
+def scan_tar(file: IO[bytes], size: int) -> Iterator[Entry]:
     """The members of a tar file, sample by sample."""
     for number, key, is_sparse, start, stop in _members(file, size):
         yield number, _kind(key, is_sparse=is_sparse), start, stop - start
 
 
-def _members(file: BinaryIO, size: int) -> Iterator[tuple[int, str, bool, int, int]]:
+def _members(file: IO[bytes], size: int) -> Iterator[tuple[int, str, bool, int, int]]:
     """Of each member its sample's number, its key, whether it is sparse, and where its bytes begin
     and end. Those of a sparse member begin with its header, which says where each part of it
     belongs."""
     number, last = -1, None
     try:
-        # "r:" is without compression, which leaves no way to a record but through all before it.
+        # "r:" is without compression, which lies below.
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 # A sparse member has fewer bytes here than its size says: its holes are left out.
@@ -129,7 +146,7 @@ def _members(file: BinaryIO, size: int) -> Iterator[tuple[int, str, bool, int, i
             # `tarfile` also takes what is no header for the end, and says nothing.
             _check_end(file, tar.offset, size)
     except tarfile.TarError as error:
-        raise ValueError(f"is no tar file without compression: {error}") from error
+        raise ValueError(f"is no tar file: {error}") from error
 
 
 def _kind(key: str, *, is_sparse: bool = False) -> bytes:
@@ -154,9 +171,9 @@ def _dense(data: bytes) -> bytes:
         raise ValueError(f"cannot be read as a sparse member: {error}") from error
 
 
-def _check_end(file: BinaryIO, at: int, size: int) -> None:
+def _check_end(file: IO[bytes], at: int, size: int) -> None:
     """Raise ValueError where what follows the last member of a tar file is not its end: zeros."""
-    rest = os.pread(file.fileno(), _END_BYTES, at)
+    rest = read_at(file, _END_BYTES, at)
     if len(rest) < tarfile.BLOCKSIZE or any(rest[: tarfile.BLOCKSIZE]):
         raise ValueError(
             f"at byte {at} of {size} there is no member and no end of a tar file: it is truncated "
@@ -173,9 +190,9 @@ def _check_end(file: BinaryIO, at: int, size: int) -> None:
 def _first_keys(path: str) -> list[str]:
     """The keys of the first sample of a shard; none if it holds none."""
     try:
-        with open(path, "rb") as file:
+        with opened(path) as (file, size):
             keys = []
-            for number, key, *_ in _members(file, os.fstat(file.fileno()).st_size):
+            for number, key, *_ in _members(file, size):
                 if number:
                     break
                 keys.append(key)
@@ -209,6 +226,40 @@ def _decode_members(decoders: Mapping[str, Callable[[bytes], Any]], pieces: list
     return sample
 
 
+_ORIGINS = ("__key__", "__url__")
+"""What a sample has beside its members, as of WebDataset."""
+
+
+def _decode_with_origin(
+    decode: Callable[[list[Piece]], dict[str, Any]], keys: Sequence[str], pieces: list[Piece],
+    path: str, between: bytes,
+) -> dict[str, Any]:  # fmt: skip
+    sample = decode(pieces)
+    if "__key__" in keys:
+        # Of a sparse member the header is a part of what is read; of others it lies before.
+        kind, _, data = pieces[0]
+        folder, name = os.path.split(
+            _last_name(between + (data if kind[:1] == "/" != kind[1:2] else b""), len(between))
+        )
+        sample["__key__"] = os.path.join(folder, name.partition(".")[0])
+    return {key: path if key == "__url__" else sample[key] for key in keys}
+
+
+def _last_name(headers: bytes, stop: int) -> str:
+    """The name of the member whose bytes, or whose sparse header, begin at a place."""
+    # What fills up the last block of the sample before.
+    start = stop % tarfile.BLOCKSIZE
+    stream = BytesIO(headers[start:])
+    try:
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                if stop - start in (member.offset, member.offset_data):
+                    return member.name
+    except tarfile.TarError as error:
+        raise ValueError(f"the header of the sample cannot be read: {error}") from error
+    raise ValueError("the header of the sample is not where it was: the file has changed")
+
+
 def _decoder_of(key: str) -> Callable[[bytes], Any]:
     last = key.rpartition(".")[2]
     if last in ("jpg", "jpeg", "png", "ppm", "webp"):
@@ -240,20 +291,23 @@ def tfrecord(
     paths: Paths,
     decode: Callable[[bytes], Any] | None = None,
     *,
+    verify: bool = False,
     index: PathLike | None = None,
     on_error: OnError = "raise",
     **options: Unpack[OrderOptions],
 ) -> Source:
     """Records of TFRecord files; TensorFlow is not needed.
 
-    Any record is read at once, by an index of each file that is made once. Checksums are not
-    looked at.
+    Any record is read at once, by an index of each file that is made once; of compressed files as
+    `webdataset` does.
 
     Args:
-        paths: A path, several, or a pattern such as "data/*.tfrecord". Files are not compressed.
+        paths: A path, a folder, several, or a pattern such as "data/*.tfrecord".
         decode: Makes a sample of a record's bytes. None reads a `tf.train.Example`: a mapping of
             arrays by feature, int64 or float32 of one axis, or of one string its bytes. Of a
             `tf.train.SequenceExample` a feature list is a list with the feature of each step.
+        verify: Whether the checksum of each record is looked at when it is read: 0.1 s for each MB,
+            less with the package google-crc32c. (That of its length always is.)
         index: A folder for the indexes; None keeps each beside its file.
         on_error: What to do about a record that cannot be decoded: "raise", or "skip", which leaves
             its row out and counts it in `source.skipped`.
@@ -264,10 +318,11 @@ def tfrecord(
     """
     if decode is not None and not callable(decode):
         raise ConfigError(f"decode is {decode!r}, expected a function of bytes")
-    listed = list_files(paths, "a TFRecord file")
-    files = IndexedFiles(
-        listed, scan_tfrecord, partial(_decode_one, decode or parse_example), index
-    )
+    listed = list_files(paths, "a TFRecord file", TFRECORDS)
+    made = partial(_decode_one, decode or parse_example)
+    if flag("verify", verify):
+        made = partial(_verified, made)
+    files = IndexedFiles(listed, scan_tfrecord, made, index, after=4 if verify else 0)
     if not len(files):
         raise ConfigError(f"{listed[0]!r} holds no records")
     return Source(FileRecords("tfrecord", files, on_error, decodes=decode is not None), **options)
@@ -276,11 +331,11 @@ def tfrecord(
 _LENGTH = struct.Struct("<Q")
 
 
-def scan_tfrecord(file: BinaryIO, size: int) -> Iterator[Entry]:
+def scan_tfrecord(file: IO[bytes], size: int) -> Iterator[Entry]:
     """The records of a file: each is a length, a checksum of it, the bytes, and their checksum."""
     at = number = 0
     while at < size:
-        head = os.pread(file.fileno(), 12, at)
+        head = read_at(file, 12, at)
         length = _LENGTH.unpack_from(head)[0] if len(head) == 12 else size
         if at + 16 + length > size:
             raise ValueError(
@@ -288,7 +343,44 @@ def scan_tfrecord(file: BinaryIO, size: int) -> Iterator[Entry]:
                 "truncated, compressed or no TFRecord file"
             )
         yield number, b"", at + 12, length
+        if int.from_bytes(head[8:], "little") != _checksum(head[:8]):
+            raise ValueError(
+                f"the record at byte {at} has a length whose checksum is another: it is damaged, "
+                "compressed or no TFRecord file"
+            )
         at, number = at + 16 + length, number + 1
+
+
+def _verified(decode: Callable[[list[Piece]], Any], pieces: list[Piece]) -> Any:
+    """A record, if its checksum, the last four bytes, is that of the others."""
+    ((kind, at, data),) = pieces
+    if int.from_bytes(data[-4:], "little") != _checksum(data[:-4]):
+        raise ValueError("its checksum is another: it is damaged")
+    return decode([(kind, at, data[:-4])])
+
+
+def _checksum(data: bytes) -> int:
+    """The CRC-32C of bytes, masked as in TFRecord files."""
+    # Of few bytes a loop is as quick.
+    library = extras.find("google_crc32c") if len(data) > 8 else None
+    if library is not None:
+        crc: int = library.value(data)
+    else:
+        crc = 0xFFFFFFFF
+        for byte in data:
+            crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
+        crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _make_table() -> list[int]:
+    table = [*range(256)]
+    for _ in range(8):
+        table = [crc >> 1 ^ 0x82F63B78 * (crc & 1) for crc in table]
+    return table
+
+
+_CRC32C = _make_table()
 
 
 def _decode_one(decode: Callable[[bytes], Any], pieces: list[Piece]) -> Any:
@@ -310,11 +402,11 @@ def jsonl(
 ) -> Source:
     """Lines of text files, JSON by default; `map` makes columns of what a line holds.
 
-    Any line is read at once, by an index of each file that is made once. Empty lines are no
-    records, nor are lines of blanks if lines are JSON.
+    Any line is read at once, by an index of each file that is made once; of compressed files as
+    `webdataset` does. Empty lines are no records, nor are lines of blanks if lines are JSON.
 
     Args:
-        paths: A path, several, or a pattern such as "texts/*.jsonl". Files are not compressed.
+        paths: A path, a folder, several, or a pattern such as "texts/{00..63}.jsonl.gz".
         decode: Makes a sample of a line's bytes; None is `json.loads`, and `bytes.decode` gives
             lines of text.
         index: A folder for the indexes; None keeps each beside its file.
@@ -327,7 +419,7 @@ def jsonl(
     """
     if decode is not None and not callable(decode):
         raise ConfigError(f"decode is {decode!r}, expected a function of bytes")
-    listed = list_files(paths, "a file of lines")
+    listed = list_files(paths, "a file of lines", LINES)
     scan = scan_json if decode is None else scan_lines
     files = IndexedFiles(listed, scan, partial(_decode_one, decode or json.loads), index)
     if not len(files):
@@ -335,28 +427,17 @@ def jsonl(
     return Source(FileRecords("jsonl", files, on_error, decodes=decode is not None), **options)
 
 
-_COMPRESSED = {
-    "gzip": rb"\x1f\x8b\x08", "zstd": rb"\x28\xb5\x2f\xfd", "bzip2": rb"BZh[1-9]1AY&SY",
-    "xz": rb"\xfd7zXZ\x00", "lz4": rb"\x04\x22\x4d\x18",
-}  # fmt: skip
-"""How compressed files begin, and no text does."""
-
-
-def scan_lines(file: BinaryIO, size: int) -> Iterator[Entry]:
+def scan_lines(file: IO[bytes], size: int) -> Iterator[Entry]:
     """The lines of a file that are not empty, without their ends."""
     return _lines(file, b"\r\n")
 
 
-def scan_json(file: BinaryIO, size: int) -> Iterator[Entry]:
+def scan_json(file: IO[bytes], size: int) -> Iterator[Entry]:
     """The lines of a file that hold more than JSON's blanks."""
     return _lines(file, b" \t\r\n")
 
 
-def _lines(file: BinaryIO, blanks: bytes) -> Iterator[Entry]:
-    head = os.pread(file.fileno(), 10, 0)
-    for kind, magic in _COMPRESSED.items():
-        if re.match(magic, head):
-            raise ValueError(f"is compressed ({kind}), so that no line can be found: decompress it")
+def _lines(file: IO[bytes], blanks: bytes) -> Iterator[Entry]:
     at = number = 0
     for line in file:
         held = len(line.rstrip(b"\r\n"))

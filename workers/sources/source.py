@@ -35,7 +35,7 @@ How sources are put together
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from threading import Lock
 from typing import Any, Unpack
@@ -61,7 +61,15 @@ from feeder.workers.sources.steps.rows import (
     size_of,
     traits_of,
 )
-from feeder.workers.sources.stores.reading import Columns, Faults, OnError, RecordError, Records
+from feeder.workers.sources.stores.reading import (
+    NOW,
+    Columns,
+    Faults,
+    LeftOut,
+    OnError,
+    RecordError,
+    Records,
+)
 from feeder.workers.stream.batch import Call
 from feeder.workers.tuning import TUNING
 
@@ -119,6 +127,7 @@ class Source:
         return source
 
     def __call__(self, call: Call) -> Columns:
+        NOW.place = call.epoch, call.index
         columns = self.records.read(self.indices(call), call)
         if columns is None:
             return self._no_rows(call)
@@ -128,7 +137,12 @@ class Source:
 
     def _no_rows(self, call: Call) -> Columns:
         if self._rowless is None:
-            self._rowless = _without_rows(self._sound_row(call))
+            # What is read for this is no row of the call, and is not counted.
+            place, NOW.place = NOW.place, None
+            try:
+                self._rowless = _without_rows(self._sound_row(call))
+            finally:
+                NOW.place = place
         return self._rowless
 
     def _sound_row(self, call: Call) -> Columns:
@@ -263,9 +277,19 @@ class Source:
         `on_error="skip"`), in processes and on actors too."""
         return self.records.skipped + self._elsewhere.skipped
 
-    def count_skipped(self, num: int) -> None:
-        """Count reads that were left out in another process, which has a copy of the source."""
-        self._elsewhere.count(num)
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """The first hundred of these, in the order in which the stream comes to them. A feed that
+        goes on from a snapshot knows those before it."""
+        whole = Faults("skip")
+        for faults in _faults_of(self):
+            whole.count(0, faults.left_out)
+        return whole.left_out
+
+    def count_skipped(self, num: int, left_out: Iterable[tuple[int, int, str, str]] = ()) -> None:
+        """Count reads that were left out elsewhere, as in another process, which has a copy of the
+        source; and list those that are known."""
+        self._elsewhere.count(num, left_out)
 
     # ---- as records of a step
 
@@ -552,6 +576,17 @@ class Source:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.describe().items())
         return f"<Source {fields}>"
+
+
+def _faults_of(records: Any) -> Iterator[Faults]:
+    """What has noted defective records: of a source, and of all that it is made of."""
+    if isinstance(records, Source):
+        yield records._elsewhere
+        yield from _faults_of(records.records)
+    elif isinstance(own := getattr(records, "_faults", None), Faults):
+        yield own
+    for part in getattr(records, "parts", ()):
+        yield from _faults_of(part)
 
 
 _OF_NUMBERS = ("map", "filter", "pad", "offsets")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Protocol, Unpack
+from urllib.parse import unquote
 
 import numpy as np
 import xxhash
@@ -12,7 +15,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.arguments import PathLike, whole
+from feeder.workers.sources.arguments import PathLike, flag, list_files, whole
 from feeder.workers.sources.collate import make_columns
 from feeder.workers.sources.datasets import records
 from feeder.workers.sources.extras import load
@@ -30,7 +33,7 @@ from feeder.workers.sources.stores.arrow_columns import (
     to_columns,
 )
 from feeder.workers.sources.stores.kept import Kept
-from feeder.workers.sources.stores.offsets import list_files, order_of_files, told_of_files
+from feeder.workers.sources.stores.offsets import order_of_files, told_of_files
 from feeder.workers.sources.stores.reading import Columns, RecordError
 from feeder.workers.stream.batch import Call
 from feeder.workers.tuning import TUNING
@@ -48,6 +51,8 @@ def parquet(
     columns: Sequence[str] | None = None,
     *,
     nulls: Any = "error",
+    types: Mapping[str, Any] | None = None,
+    verify: bool = False,
     row_group_cache: int = 8,
     **options: Unpack[OrderOptions],
 ) -> Source:
@@ -62,13 +67,20 @@ def parquet(
     and strings are rows of different lengths, for `map`, `pad` and `offsets`. Lists of structs, as
     of chats, decimals and times of day are Python objects, for `map`.
 
+    Folders such as "lang=en/year=2024" that files lie in directly (Hive partitions) are columns,
+    after those of the files: whole numbers if all of their values are, otherwise strings.
+
     Args:
-        paths: A path, several, or a pattern such as "data/*.parquet".
+        paths: A path, a folder, several, or a pattern such as "data/*.parquet".
         columns: The columns to read, or fields of structs, such as "image.bytes"; None is all.
         nulls: What a null becomes. "error": None for a `map` or a `filter`, and an error if it
             comes into a batch. A value, or values by column such as {"text": ""}: that value.
             "mask": zero, an empty string or an empty list, and each column `x` has a column
             `x.is_null` beside it.
+        types: By column the Arrow type, or its name such as "int64", that it is brought to in each
+            file, if files differ in it. A value that the type does not hold is an error.
+        verify: Whether the checksums of pages, of files that have them, are looked at when they are
+            read.
         row_group_cache: How many decoded row groups are kept, in each process: at most so many, and
             256 MiB of them, or the last one.
         options: `OrderOptions`.
@@ -79,7 +91,8 @@ def parquet(
     """
     kept = Kept(whole("row_group_cache", row_group_cache, 1), TUNING.group_bytes_kept, _size_of)
     told = Nulls.of(nulls)
-    files = ParquetFiles(list_files(paths, "a Parquet file"), _names(columns))
+    listed = list_files(paths, "a Parquet file", ("parquet", "pq"))
+    files = ParquetFiles(listed, _names(columns), types, verify=flag("verify", verify))
     return Source(TableRecords("parquet", files, kept, told), **options)
 
 
@@ -89,19 +102,26 @@ def _size_of(columns: dict[str, ColumnArray]) -> int:
 
 @public("feeder.sources")
 def arrow(
-    paths: Paths,
+    paths: Paths | Any,
     columns: Sequence[str] | None = None,
     *,
     nulls: Any = "error",
+    types: Mapping[str, Any] | None = None,
     **options: Unpack[OrderOptions],
 ) -> Source:
     """Rows of Arrow files: IPC files, as Feather writes them, and streams, as the caches of Hugging
     Face are (extra `arrow`). They are mapped into memory; any row is read at once.
 
+    Or rows of a table of any library that exports Arrow's streams, as pyarrow, Polars, DuckDB,
+    pandas and ADBC do. It is read once, when the source is made, and held in memory; a position
+    fits a table with the same columns and as many rows.
+
     Args:
-        paths: A path, several, or a pattern such as "data/*.arrow". Files are not compressed.
+        paths: A path, a folder, several, or a pattern such as "data/*.arrow"; or an object with
+            `__arrow_c_stream__`.
         columns: The columns to read, or fields of structs, such as "image.bytes"; None is all.
         nulls: What a null becomes, as of `parquet`.
+        types: By column the type that it is brought to, as of `parquet`.
         options: `OrderOptions`.
 
     Raises:
@@ -109,7 +129,12 @@ def arrow(
             installed, or an option is wrong.
     """
     told = Nulls.of(nulls)
-    files = ArrowFiles(list_files(paths, "an Arrow file"), _names(columns))
+    files: Tables
+    if hasattr(paths, "__arrow_c_stream__"):
+        files = HeldTable(paths, _names(columns), types)
+    else:
+        listed = list_files(paths, "an Arrow file", ("arrow", "feather", "ipc"))
+        files = ArrowFiles(listed, _names(columns), types)
     return Source(TableRecords("arrow", files, Kept(TUNING.tables_kept), told), **options)
 
 
@@ -280,7 +305,14 @@ class TableRecords:
 
     def _decode(self, number: int) -> dict[str, ColumnArray]:
         try:
-            return to_columns(self._tables.group(number), self._tables.columns, self._nulls)
+            table = self._tables.group(number)
+            listed = int(self._tables.ends[number]) - self._first(number)
+            if table.num_rows != listed:
+                raise ValueError(
+                    f"the file is damaged: {table.num_rows} rows, and it lists {listed}; write or "
+                    "copy it anew"
+                )
+            return to_columns(table, self._tables.columns, self._nulls)
         except (OSError, *_ARROW_ERRORS) as error:
             raise RecordError(f"{self._tables.name(number)}: {error}") from error
 
@@ -382,8 +414,16 @@ def _copy(value: Any) -> Any:
 class _Files:
     """Files of one schema, whose rows follow one another."""
 
-    def __init__(self, paths: Sequence[str], columns: list[str] | None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        columns: list[str] | None,
+        types: Mapping[str, Any] | None = None,
+    ) -> None:
         self.paths, self.columns = paths, columns
+        self._types = _types(types)
+        self._partitions, self._values = _partitions(paths)
+        """Fields of the folders that files lie in, and their values of each file."""
         self.schema: Any = None
         self._outer: Any = None
         """The schema of a group's table: of the columns that the fields lie in."""
@@ -396,6 +436,7 @@ class _Files:
                 schema, sizes, digest = self._open(path)
                 # The names of a damaged file may be no text.
                 known = list(schema.names)
+                schema = self._with_partitions(schema)
             except OSError as error:
                 reason = error.strerror or error
                 raise ConfigError(f"{path!r} cannot be read: {reason}") from error
@@ -404,7 +445,8 @@ class _Files:
             self._check(path, schema, known)
             self.places += [(number, group) for group in range(len(sizes))]
             counts += sizes
-            self._digests.append(f"{sum(sizes)} rows, {digest}")
+            values = "".join(f", {name}={value!r}" for name, value in self._values[number].items())
+            self._digests.append(f"{sum(sizes)} rows, {digest}{values}")
         self.ends = np.cumsum(np.array(counts, np.int64))
         if not len(self):
             raise ConfigError(f"{paths[0]!r} holds no rows")
@@ -417,6 +459,7 @@ class _Files:
         raise NotImplementedError
 
     def _check(self, path: str, schema: Any, known: list[str]) -> None:
+        known = [*known, *(name for name in schema.names if name not in known)]
         names = known if self.columns is None else self.columns
         fields: list[Any] = [find_field(schema, name) for name in names]
         for name, field in zip(names, fields, strict=True):
@@ -432,8 +475,43 @@ class _Files:
         said = [[f"{field.name}: {field.type}" for field in one] for one in (fields, self.schema)]
         if said[0] != said[1]:
             raise ConfigError(
-                f"{path!r} has the columns {said[0]}, {self.paths[0]!r} has {said[1]}"
+                f"{path!r} has the columns {said[0]}, {self.paths[0]!r} has {said[1]}: columns= "
+                "puts them in one order, types= brings them to one type"
             )
+
+    def _with_partitions(self, schema: Any) -> Any:
+        """A schema with the columns of the folders, and of the types that are wanted."""
+        names = schema.names
+        for field in self._partitions:
+            # A column of the file is the nearer one.
+            if field.name not in names:
+                schema = schema.append(field)
+        for i, field in enumerate(schema):
+            if field.name in self._types:
+                schema = schema.set(i, field.with_type(self._types[field.name]))
+        return schema
+
+    def stored(self, schema: Any) -> list[str] | None:
+        """Which of the columns that are read lie in a file of this schema; None is all."""
+        if self.columns is None:
+            return None
+        folders = {field.name for field in self._partitions} - set(schema.names)
+        return [name for name in self.columns if name not in folders]
+
+    def completed(self, table: Any, file: int) -> Any:
+        """A table of a file with the columns of its folders, and of the types that are wanted.
+        Raises ValueError if a type does not hold a value."""
+        arrow = load("pyarrow", "arrow")
+        for field in self._partitions:
+            if field.name not in table.column_names:
+                value = self._values[file][field.name]
+                made = arrow.array([value] * table.num_rows, field.type)
+                table = table.append_column(field, made)
+        for i, field in enumerate(table.schema):
+            kind = self._types.get(field.name)
+            if kind is not None and field.type != kind:
+                table = table.set_column(i, field.with_type(kind), table.column(i).cast(kind))
+        return table
 
     def empty(self) -> Any:
         return empty_table(self._outer)
@@ -449,6 +527,48 @@ class _Files:
         return {**told_of_files(self.paths, self._digests), **order_of_files(self.paths)}
 
 
+def _types(types: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Types by column, of which some may be given by their names."""
+    made = {}
+    for name, kind in dict(types or {}).items():
+        arrow = load("pyarrow", "arrow")
+        try:
+            made[name] = arrow.type_for_alias(kind) if isinstance(kind, str) else kind
+        except ValueError as error:
+            raise ConfigError(f"types[{name!r}] is {kind!r}: {error}") from error
+        if not isinstance(made[name], arrow.DataType):
+            raise ConfigError(f"types[{name!r}] is {kind!r}, expected a type of Arrow or its name")
+    return made
+
+
+def _partitions(paths: Sequence[str]) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The fields of the folders "name=value" that files lie in directly, and the values of each
+    file, as pyarrow reads them."""
+    found: list[dict[str, Any]] = []
+    for path in paths:
+        segments = reversed(os.path.dirname(path).split(os.sep))
+        own = [one.partition("=") for one in takewhile(_IS_PARTITION.fullmatch, segments)]
+        found.append({name: unquote(value) for name, _, value in reversed(own)})
+        if list(found[-1]) != list(found[0]):
+            raise ConfigError(
+                f"{path!r} lies in the folders {list(found[-1])}, {paths[0]!r} in {list(found[0])}"
+            )
+    fields: list[Any] = []
+    for name in found[0]:
+        arrow = load("pyarrow", "arrow")
+        values = [None if one[name] == _NO_VALUE else one[name] for one in found]
+        known = {value for value in values if value is not None}
+        are_whole = bool(known) and all(
+            re.fullmatch("-?[0-9]+", value) and -(2**31) <= int(value) < 2**31 for value in known
+        )
+        fields.append(arrow.field(name, arrow.int32() if are_whole else arrow.string()))
+        for one, value in zip(found, values, strict=True):
+            one[name] = int(value) if are_whole and value is not None else value
+    return fields, found
+
+
+_IS_PARTITION = re.compile("[^=]+=.*", re.DOTALL)
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _FOOT_BYTES = 64 * 1024
 _FEW_ROWS = 64
 
@@ -473,16 +593,29 @@ class ParquetFiles(_Files):
     """Row groups of Parquet files. Opened at the call; read-only, but for the footers that are
     kept, which have their own lock."""
 
-    def __init__(self, paths: Sequence[str], columns: list[str] | None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        columns: list[str] | None,
+        types: Mapping[str, Any] | None = None,
+        *,
+        verify: bool = False,
+    ) -> None:
+        self._verify = verify
         # To parse a footer takes longer than to decode one of many groups: 15 µs for each of them.
         self._footers = Kept(TUNING.tables_kept)
-        super().__init__(paths, columns)
+        super().__init__(paths, columns, types)
 
     def _open(self, path: str) -> tuple[Any, list[int], str]:
         module = load("pyarrow.parquet", "arrow")
         with module.ParquetFile(path) as file:
             groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
-            return file.schema_arrow, [group.num_rows for group in groups], _digest_of_end(path)
+            rows, listed = [group.num_rows for group in groups], file.metadata.num_rows
+            if sum(rows) != listed or min(rows, default=0) < 0:
+                raise ValueError(
+                    f"it lists {listed} rows, its row groups {sum(rows)}: it is damaged"
+                )
+            return file.schema_arrow, rows, _digest_of_end(path)
 
     def group(self, number: int) -> Any:
         file_number, group = self.places[number]
@@ -490,9 +623,11 @@ class ParquetFiles(_Files):
         # Else the memory of groups that went stays with pyarrow: half as much again.
         load("pyarrow", "arrow").default_memory_pool().release_unused()
         footer = self._footers.get(file_number, lambda: module.read_metadata(path, memory_map=True))
-        with module.ParquetFile(path, metadata=footer, memory_map=True) as file:
+        with module.ParquetFile(
+            path, metadata=footer, memory_map=True, page_checksum_verification=self._verify
+        ) as file:
             # Other calls run beside this one: more threads would take their time.
-            options = {"columns": self.columns, "use_threads": False}
+            options = {"columns": self.stored(file.schema_arrow), "use_threads": False}
             try:
                 table = file.read_row_group(group, **options)
             except NotImplementedError:
@@ -501,7 +636,7 @@ class ParquetFiles(_Files):
                 table = load("pyarrow", "arrow").Table.from_batches(batches)
         # To decode makes offsets anew, but takes texts and the indices of categories as they are.
         _validate(table)
-        return table
+        return self.completed(table, file_number)
 
 
 _ARROW_MAGIC = b"ARROW1"
@@ -526,7 +661,9 @@ class _MappedBatches:
         """A batch as a table. Raises ValueError where it is damaged."""
         batch = self._batches[number]
         if self._columns is not None:
-            names = (outermost(batch.schema, name) for name in self._columns)
+            # Those of folders do not lie in it.
+            there = [name for name in self._columns if find_field(batch.schema, name) is not None]
+            names = (outermost(batch.schema, name) for name in there)
             batch = batch.select([*dict.fromkeys(names)])
         if not self._are_valid[number]:
             # Nobody has looked at the bytes of a mapped file: an offset or an index of a category
@@ -539,9 +676,14 @@ class _MappedBatches:
 class ArrowFiles(_Files):
     """Record batches of Arrow files, mapped. Opened once in each process; read-only after that."""
 
-    def __init__(self, paths: Sequence[str], columns: list[str] | None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        columns: list[str] | None,
+        types: Mapping[str, Any] | None = None,
+    ) -> None:
         self._batches = _MappedBatches(columns)
-        super().__init__(paths, columns)
+        super().__init__(paths, columns, types)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_batches": None, "schema": None, "_outer": None}
@@ -551,7 +693,7 @@ class ArrowFiles(_Files):
         self._batches = _MappedBatches(self.columns)
         for path in self.paths:
             schema, _, _ = self._open(path)
-            self._check(path, schema, schema.names)
+            self._check(path, self._with_partitions(schema), schema.names)
 
     def _open(self, path: str) -> tuple[Any, list[int], str]:
         arrow, ipc = load("pyarrow", "arrow"), load("pyarrow.ipc", "arrow")
@@ -568,11 +710,49 @@ class ArrowFiles(_Files):
         return reader.schema, [batch.num_rows for batch in batches], _digest_of_end(path)
 
     def group(self, number: int) -> Any:
-        return self._batches.take(number)
+        return self.completed(self._batches.take(number), self.places[number][0])
 
     def name(self, number: int) -> str:
         file, batch = self.places[number]
         return f"{self.paths[file]!r}, record batch {batch}"
+
+
+class HeldTable(_Files):
+    """A table in memory, of any library. Never changes; any thread reads."""
+
+    def __init__(
+        self, given: Any, columns: list[str] | None, types: Mapping[str, Any] | None = None
+    ) -> None:
+        arrow = load("pyarrow", "arrow")
+        try:
+            self._table = arrow.table(given)
+        except _ARROW_ERRORS as error:
+            raise ConfigError(f"the stream of {type(given).__name__} fails: {error}") from error
+        self._batches = _MappedBatches(columns)
+        super().__init__([f"the table of {type(given).__name__}"], columns, types)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_batches": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._batches = _MappedBatches(self.columns)
+        self._open("")
+
+    def _open(self, path: str) -> tuple[Any, list[int], str]:
+        batches = self._table.to_batches()
+        self._batches.add(batches)
+        return self._table.schema, [batch.num_rows for batch in batches], ""
+
+    def group(self, number: int) -> Any:
+        return self.completed(self._batches.take(number), 0)
+
+    def name(self, number: int) -> str:
+        return f"{self.paths[0]}, record batch {number}"
+
+    def describe(self) -> dict[str, Any]:
+        # As of arrays, what is in memory is known by its shape alone.
+        return {"table": True}
 
 
 class HfTable:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.arguments import PathLike, list_paths, whole
+from feeder.workers.sources.arguments import PathLike, list_files, whole
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.kept import Kept
@@ -40,7 +40,7 @@ def tokens(
     one token ahead, take `seq_len=n + 1, stride=n`. The files are mapped into memory.
 
     Args:
-        path: The file; of several, one is read after the other.
+        path: A file, a folder, several, or a pattern; one is read after the other.
         seq_len: Tokens of a sequence.
         dtype: Type of a token in the file.
         stride: Tokens from the beginning of a sequence to the next one's; None is `seq_len`.
@@ -54,7 +54,7 @@ def tokens(
         ConfigError: a file is missing, has a size that is no multiple of the type's, or is too
             short for a sequence; or an option is wrong.
     """
-    paths = list_paths(path, "a file of tokens")
+    paths = list_files(path, "a file of tokens", ("bin", "npy"))
     length = whole("seq_len", seq_len, 1)
     step = length if stride is None else whole("stride", stride, 1)
     kind = _whole_dtype("dtype", dtype)
@@ -213,7 +213,8 @@ def _header_bytes(path: str, head: bytes, size: int, dtype: np.dtype[Any]) -> in
     if head.startswith(b"\x93NUMPY"):
         try:
             array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        # NumPy raises much more of damaged bytes than it says.
+        except Exception as error:
             raise ConfigError(f"{path!r} cannot be read as a .npy file: {error}") from error
         if array.dtype != dtype or array.ndim != 1:
             raise ConfigError(

@@ -98,7 +98,8 @@ function drawFeed(section, feed, verdict, points, figures) {
   drawCharts(section, points);
   drawQueues(at(section, "queues"), feed, old, seconds);
   drawWorkers(at(section, "workers"), feed, old, seconds, SLOW.has(verdict?.kind));
-  say(at(section, "executor"), tellExecutor(feed.executor));
+  const told = [tellExecutor(feed.executor), feed.skipped ? `${feed.skipped} records left out` : ""];
+  say(at(section, "executor"), told.filter(Boolean).join("; "));
   say(at(section, "service"), tellService(feed.service));
 }
 

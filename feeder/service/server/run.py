@@ -26,7 +26,7 @@ from feeder.service.memory.arena import ArenaSlots, slot_of
 from feeder.service.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.stats import FeedStats
-from feeder.state.positions import Positions
+from feeder.state.positions import Positions, recall
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.state.state_dict import unpack_position
 from feeder.workers.errors import ClosedError, in_words
@@ -697,6 +697,7 @@ class ServedFeed:
         # Never None: without a position a pipeline does not seek, and this function may have been
         # called before.
         resume = resume or Resume(cut=self.factory.start_cut())
+        recall(config.stream.fetch, resume)
 
         num, replicas = len(config.devices), self.factory.replicas
         sent, used = ([Laggard(replicas) for _ in range(num)] for _ in range(2))

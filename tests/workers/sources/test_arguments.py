@@ -3,6 +3,7 @@ of orders."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import Source, arrays, caffe2_lmdb, caffe_lmdb, image_folder, tokens
-from feeder.workers.sources.arguments import list_paths
+from feeder.workers.sources.arguments import list_files, list_paths
 from feeder.workers.sources.array_rows import ArrayRecords
 
 TAKERS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -103,3 +104,50 @@ def test_a_shuffled_list_is_another_order() -> None:
     labels = ArrayRecords({0: np.arange(10)})
     told = [Source(labels, list_shuffle=flag, **options).describe() for flag in (False, True)]
     assert [fields["shuffle"] for fields in told] == ["dali", "dali, of a list"]
+
+
+FILES = [
+    "a/00.x",
+    "a/01.x.gz",
+    "a/02.x-1",
+    "a/b/03.x",
+    "a/b/04.y",
+    "a/.h/05.x",
+    "a/_t/06.x",
+    "7{1,2}.x",
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    {
+        "a": [0, 1, 2, 3],
+        "a/*": [0, 1, 2, 6, 3],
+        "a/0*.x": [0],
+        "a/**/0[34].x": [3],
+        "{a/b/03,a/00}.x": [3, 0],
+        "a/{00..02}.{x,x.gz,x-1}": [0, 1, 2],
+        "{a/b,a/0{0,2}.x*}": [3, 0, 2],
+        "7{1,2}.x": [7],
+        "7*.x": [7],
+    }.items(),
+)
+def test_folders_braces_and_patterns_name_files(
+    given: str, found: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in FILES:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("")
+    listed = list_files(given, "a file", ("x",))
+    assert [one for one in listed if os.path.exists(one)] == [FILES[i] for i in found]
+    # A name that braces stand for need not be there: who opens it says so.
+    assert len(listed) == (9 if "x-1" in given else len(found))
+
+
+def test_a_folder_or_a_pattern_without_a_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a folder without a file: no name has \.x, \.y"):
+        list_files(tmp_path, "a file", ("x", "y"))
+    with pytest.raises(ConfigError, match=r"fits no file, expected a file"):
+        list_files(tmp_path / "*{1,2}", "a file", ("x",))
+    assert list_files(tmp_path, "a folder") == [str(tmp_path)]

@@ -351,3 +351,15 @@ def test_what_has_no_array_needs_a_map(tmp_path: Path) -> None:
     told = r"row 0: column 'chat' has Python objects, list here: make arrays of them with map"
     with pytest.raises(RecordError, match=told):
         parquet(tmp_path / "x.parquet")(call(0, 1))
+
+
+def test_a_type_that_pyarrow_has_no_arrays_of_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nulls(num: int, kind: Any) -> Any:
+        raise KeyError(22)  # as of intervals, which Python cannot write
+
+    write(tmp_path / "x.arrow", pa.table({"x": [1]}))
+    monkeypatch.setattr(pa, "nulls", nulls)
+    with pytest.raises(ConfigError, match=r"no arrays of one of the types \['int64'\]"):
+        arrow(tmp_path / "x.arrow")

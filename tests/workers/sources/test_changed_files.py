@@ -167,16 +167,16 @@ def test_of_very_many_files_those_nearby_are_named() -> None:
     paths = [f"/data/{i:04}.tar" for i in range(1000)]
     told = ["9 records"] * 1000
     first = told_of_files(paths, told)
-    assert len(first) == 250 and [*first][:2] == [
-        "files 1 to 4, from 0000.tar", "files 5 to 8, from 0004.tar",
+    assert len(first) == 4 and [*first][:2] == [
+        "files 1 to 256, from 0000.tar", "files 257 to 512, from 0256.tar",
     ]  # fmt: skip
     changed = told_of_files(paths, [*told[:500], "8 records", *told[501:]])
     assert [name for name in first if first[name] != changed[name]] == [
-        "files 501 to 504, from 0500.tar"
+        "files 257 to 512, from 0256.tar"
     ]
     more = told_of_files([*paths, "/data/1000.tar"], [*told, "9 records"])
     assert [name for name in more if more[name] != first.get(name)] == [
-        "files 1001 to 1004, from 1000.tar"
+        "files 769 to 1024, from 0768.tar"
     ]
     assert told_of_files([f"/moved/{path[6:]}" for path in paths], told) == first
     # Files of one name in several folders.

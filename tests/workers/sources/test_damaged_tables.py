@@ -183,3 +183,25 @@ def test_damaged_files_give_a_named_error_or_valid_rows(tmp_path: Path) -> None:
     finally:
         reader.close()
     assert min(answers[SAME], answers[NAMED]) > 20, answers
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view(), pa.list_(pa.string_view())])
+def test_what_stands_at_a_null_ends_no_process(kind: Any, tmp_path: Path) -> None:
+    path, word = tmp_path / "x.arrow", "a word of more than twelve bytes"
+    rows = [[word, None]] * 3 if "list" in str(kind) else [word, None, word]
+    write(path, {"x": pa.array(rows, kind)})
+    # A view of a null: its length, four bytes, its buffer and its place. It is not validated.
+    data = path.read_bytes()
+    at = data.index(word[:4].encode(), data.index(len(word).to_bytes(4, "little")) + 4) + 12
+    assert data[at : at + 16] == bytes(16)
+    path.write_bytes(data[:at] + b"\x20\0\0\xff" * 4 + data[at + 16 :])
+    code = (
+        "import sys, numpy as np; from feeder.workers.sources import arrow\n"
+        "from feeder.workers.stream.batch import Call\n"
+        "made = arrow(sys.argv[1]).samples(np.arange(3), Call(0, 0, 0, 3, 0))\n"
+        "print([[str(one) for one in np.atleast_1d(row['x'])] for row in made])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("more than twelve") == (3 if "list" in str(kind) else 2)

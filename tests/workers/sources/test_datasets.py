@@ -191,7 +191,7 @@ def test_an_error_that_passes_is_no_defect(
 def test_records_that_are_left_out_are_named(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "TUNING", TUNING.replace(skips_logged=3))
+    monkeypatch.setattr(reading, "TUNING", TUNING.replace(skips_listed=3))
 
     def read(record: int) -> int:
         if record % 2:

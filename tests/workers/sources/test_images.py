@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources import RecordError, extras, image_folder
+from feeder.workers.sources import RecordError, decode_image, extras, image_folder, parquet
 from needs import needs
 from stores import encoded, picture
 
@@ -319,3 +319,26 @@ def test_what_changes_the_rows_changes_the_description(folder: Path) -> None:
     seen = [str(image_folder(folder, **chosen).describe()) for chosen in options]
     os.rename(folder / "class0" / "0.jpg", folder / "class0" / "00.jpg")
     assert len({*seen, str(image_folder(folder).describe())}) == len(options) + 1
+
+
+@pytest.mark.parametrize("decoder", ["pillow", "simplejpeg"])
+def test_images_of_a_table_are_decoded_in_map(decoder: Any, tmp_path: Path) -> None:
+    needs("pyarrow")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = [encoded(picture(9, 7, i), kind) for i, kind in enumerate(["PNG", "JPEG", "PNG"])]
+    (tmp_path / "x.png").write_bytes(files[2])
+    rows = [{"bytes": files[0], "path": None}, {"bytes": files[1], "path": "gone"}]
+    pq.write_table(pa.table({"image": rows, "label": [5, 6]}), tmp_path / "x.parquet")
+    source = parquet(tmp_path / "x.parquet").map(
+        lambda row: {"pixels": decode_image(row["image.bytes"], decoder), "label": row["label"]}
+    )
+    made = source(call(0, 2))
+    assert made["pixels"].shape == (2, 9, 7, 3) and made["label"].tolist() == [5, 6]
+    assert (made["pixels"][0] == picture(9, 7, 0)).all()
+    by_path = decode_image({"bytes": None, "path": str(tmp_path / "x.png")}, decoder)
+    assert (by_path == picture(9, 7, 2)).all()
+    for file in (None, 5, {"bytes": None, "path": None}):
+        with pytest.raises(ValueError, match="expected the bytes of an image file"):
+            decode_image(file)

@@ -76,8 +76,9 @@ def change_index(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 def compress(folder: Path) -> None:
     (folder / "shard.00001.mds").unlink()
-    packed = {"basename": "shard.00001.mds.zstd"}
-    change_index(folder, lambda index: index["shards"][1].update(zip_data=packed))
+    (folder / "shard.00001.mds.br").write_bytes(b"brotli says nothing of itself")
+    packed = {"zip_data": {"basename": "shard.00001.mds.br"}, "compression": "br"}
+    change_index(folder, lambda index: index["shards"][1].update(packed))
 
 
 def encode(encoding: str) -> Callable[[Path], Any]:
@@ -99,7 +100,7 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no sizes": (
         lambda f: change_index(f, lambda i: i["shards"][0]["column_sizes"].pop()),
-        "a shard without sizes of its columns",
+        "a shard without names, encodings and sizes of its columns",
     ),
     "missing": (lambda f: (f / "shard.00002.mds").unlink(), r"00002\.mds' cannot be read: No such"),
     "truncated": (
@@ -110,7 +111,7 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: change_index(f, lambda i: i["shards"][0].update(samples=4)),
         r"00000\.mds' has 1407 bytes and 5 samples, its index says 1407 and 4",
     ),
-    "compressed": (compress, r"00001\.mds' is there compressed alone, as '.*zstd': decompress it"),
+    "compressed": (compress, r"00001\.mds\.br' is compressed \(br\): decompress it"),
     "other columns": (
         lambda f: change_index(f, lambda i: i["shards"][1]["column_names"].reverse()),
         r"00001\.mds' has the columns \['w', .*00000\.mds' has \['digits'",

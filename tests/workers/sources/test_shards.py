@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import io
 import json
 import logging
@@ -330,15 +329,6 @@ def test_keys_are_those_of_the_first_sample(tmp_path: Path) -> None:
     assert len(webdataset(tmp_path / "*.tar")(call(0, 3))) == 3
 
 
-@pytest.mark.parametrize("module", ["gzip", "bz2", "lzma"])
-def test_compressed_lines_are_refused_as_such(module: str, tmp_path: Path) -> None:
-    data = importlib.import_module(module).compress(b'{"a": 1}\n' * 99)
-    (tmp_path / "x.jsonl").write_bytes(data)
-    told = r"x\.jsonl': is compressed \((gzip|bzip2|xz)\), so that no line can be found: decompress"
-    with pytest.raises(ConfigError, match=told):
-        jsonl(tmp_path / "x.jsonl")
-
-
 WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (lambda p: webdataset(p / "x.tar"), r"x\.tar' cannot be read: No such file"),
     "no fit": (lambda p: webdataset(p / "*.x"), r"\*\.x' fits no file, expected a tar shard"),
@@ -350,7 +340,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"decoders\['cls'\] is 5",
     ),
     "unknown decoder": (lambda p: webdataset(p / "a.tar", decoders={"x": int}), r"decoders\['x'\]"),
-    "no tar": (lambda p: webdataset(p / "text"), "is no tar file without compression"),
+    "no tar": (lambda p: webdataset(p / "text"), "is no tar file"),
     "no tfrecord": (lambda p: tfrecord(p / "text"), "the record at byte 0 ends behind them"),
     "no records": (lambda p: tfrecord(p / "nothing"), "nothing' holds no records"),
     "no lines": (lambda p: jsonl(p / "nothing"), "nothing' holds no lines"),
@@ -455,3 +445,41 @@ def test_lines(tmp_path: Path) -> None:
     (texts,) = jsonl(path, bytes.decode).pad(30)(call(0, 5))
     assert texts.tolist() == ['{"n": 0}', '{"n": 1}', '{"n": 2, "m": {"k": 5}}', '{"n"', '{"n": 4}']
     assert json.loads(str(texts[2])) == {"n": 2, "m": {"k": 5}}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text("aé/", max_size=4).map(lambda t: t.strip("/").replace("//", "/")),
+            st.sampled_from(["x", "y" * 120, "é" * 60]),
+            st.sampled_from(["", "folder", "no key"]),
+            st.integers(0, 1100),
+        ),
+        min_size=1, max_size=5,
+    ),
+    st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]),
+    st.booleans(),
+)  # fmt: skip
+def test_a_sample_tells_its_key_and_its_shard(
+    tmp_path_factory: Any, samples: list[Any], kind: int, is_packed: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "keys.tar"
+    wanted: list[str] = []
+    with tarfile.open(path, "w:gz" if is_packed else "w", format=kind) as tar:
+        for i, (folder, stem, before, size) in enumerate(samples):
+            if kind == tarfile.USTAR_FORMAT:
+                folder, stem = folder.replace("é", "a"), stem[:60].replace("é", "a")
+            wanted.append(os.path.join(folder, f"{stem}{i}"))
+            names = [f"{wanted[-1]}.{key}" for key in ("txt", "b.bin")]
+            for name in [*(["nothing"] * (before == "no key")), *names]:
+                info = tarfile.TarInfo(name)
+                info.size = size
+                tar.addfile(info, io.BytesIO(b"x" * size))
+            if before == "folder":
+                info = tarfile.TarInfo("folder.d")
+                info.type = tarfile.DIRTYPE
+                tar.addfile(info)
+    source = webdataset(path, ["__url__", "txt", "__key__"])
+    made = source.samples(np.arange(len(source)), call(0, 1))
+    assert [one["__key__"] for one in made] == wanted
+    assert {(*one, one["__url__"]) for one in made} == {("__url__", "txt", "__key__", str(path))}

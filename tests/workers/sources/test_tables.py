@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle  # noqa: TID251  (a source may be sent to other processes)
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -291,3 +292,98 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         parquet(path, "n")
     with pytest.raises(ConfigError, match="row_group_cache is 0"):
         parquet(path, row_group_cache=0)
+
+
+def write_table(path: Path, made: Any) -> None:
+    if path.suffix == ".parquet":
+        pq.write_table(made, path)
+        return
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, made.schema) as writer:
+        writer.write_table(made)
+
+
+@pytest.mark.parametrize("read", [parquet, arrow])
+def test_folders_of_a_partition_are_columns_as_pyarrow_reads_them(
+    read: Any, tmp_path: Path
+) -> None:
+    import pyarrow.dataset as ds
+
+    kind = "parquet" if read is parquet else "arrow"
+    for i, (lang, year) in enumerate([("en", 1), ("d%20e", 20), ("__HIVE_DEFAULT_PARTITION__", 3)]):
+        folder = tmp_path / "all" / f"lang={lang}" / f"year={year}"
+        folder.mkdir(parents=True)
+        write_table(folder / f"x.{kind}", pa.table({"n": [i, i + 10], "s": [{"a": i}, {"a": 0}]}))
+    wanted = ds.dataset(tmp_path / "all", format=kind, partitioning="hive").to_table().to_pylist()
+    source = read(tmp_path / "all")
+    made = source.samples(np.arange(6), call(0, 6))
+    assert [
+        {"n": row["n"], "s": {"a": row["s.a"]}, "lang": row["lang"], "year": row["year"]}
+        for row in made
+    ] == wanted
+    chosen = read(tmp_path / "all", ["year", "s.a"])(call(0, 6))
+    assert {name: column.tolist() for name, column in chosen.items()} == {
+        "year": [row["year"] for row in wanted], "s.a": [row["s"]["a"] for row in wanted],
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"has the columns \['n', 's', 'lang', 'year'\], and no"):
+        read(tmp_path / "all", ["month"])
+    (tmp_path / "all" / f"y.{kind}").write_bytes((folder / f"x.{kind}").read_bytes())
+    with pytest.raises(ConfigError, match=r"lies in the folders \[\], .* in \['lang', 'year'\]"):
+        read(tmp_path / "all")
+
+
+@pytest.mark.parametrize("read", [parquet, arrow])
+def test_types_bring_files_to_one_schema(read: Any, tmp_path: Path) -> None:
+    kind = "parquet" if read is parquet else "arrow"
+    paths = [tmp_path / f"{name}.{kind}" for name in "abc"]
+    write_table(paths[0], pa.table({"n": pa.array([1, 2], pa.int32()), "t": ["a", "b"]}))
+    write_table(
+        paths[1],
+        pa.table({"t": pa.array(["c"], pa.large_string()), "n": pa.array([3], pa.int64())}),
+    )
+    write_table(paths[2], pa.table({"n": [2.5], "t": ["d"]}))
+    with pytest.raises(ConfigError, match="columns= puts them in one order, types= brings them"):
+        read(paths[:2])
+    options = {"columns": ["n", "t"], "types": {"n": "int64", "t": pa.string()}}
+    source = read(paths, **options)
+    made = source.samples(np.arange(3), call(0, 3))
+    assert [(row["n"].item(), row["n"].dtype, str(row["t"])) for row in made] == [
+        (1, np.int64, "a"), (2, np.int64, "b"), (3, np.int64, "c"),
+    ]  # fmt: skip
+    with pytest.raises(RecordError, match=rf"c\.{kind}'.* batch 0|row group 0: .*truncated"):
+        source.samples(np.array([3]), call(0, 1))
+    for types, told in (
+        ({"n": "whole"}, "No type alias"),
+        ({"n": int}, "expected a type of Arrow"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            read(paths, types=types)
+
+
+class Exported:
+    """Another library's table, whose stream may be read once."""
+
+    def __init__(self, made: Any) -> None:
+        self._reader = made.to_reader(max_chunksize=4)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._reader.__arrow_c_stream__(requested_schema)
+
+
+def test_a_table_of_any_library_is_read(tmp_path: Path) -> None:
+    made = pa.table({"n": range(11), "s": [{"a": str(i)} for i in range(11)], "x": [1.5] * 11})
+    write_table(tmp_path / "x.arrow", made)
+    options: Any = {"columns": ["s.a", "n"], "types": {"n": "int16"}}
+    source, wanted = arrow(Exported(made), **options), arrow(tmp_path / "x.arrow", **options)
+    order = np.array([10, 0, 3, 4, 8])
+    there = pickle.loads(pickle.dumps(source))
+    for one in (source, there):
+        rows = one.samples(order, call(0, 5))
+        assert repr(rows) == repr(wanted.samples(order, call(0, 5)))
+        assert rows[0]["n"].dtype == np.int16
+        assert one.describe() == source.describe()
+    with pytest.raises(ConfigError, match=r"the table of Exported' has .* and no 'gone'"):
+        arrow(Exported(made), ["gone"])
+    with pytest.raises(RecordError, match=r"the table of Exported, record batch 0: .* truncated"):
+        arrow(Exported(made), types={"x": "int8", "n": "int8"}).map(lambda row: row["x"])(
+            call(0, 4)
+        )

@@ -161,7 +161,7 @@ def test_what_is_no_file_of_tokens(tmp_path: Path) -> None:
         ("odd.bin", {"as_type": "f4"}, "as_type is float32, expected a type of whole numbers"),
         ("odd.bin", {"as_type": "foo"}, "as_type is 'foo': data type 'foo' not understood"),
         ("odd.bin", {"as_type": "i2"}, "as_type is int16, expected a type that holds every uint16"),
-        ("folder.bin", {}, "cannot be read: Is a directory"),
+        ("folder.bin", {}, "is a folder without a file of tokens"),
         ([], {}, "no path is given"),
     ]
     for name, options, message in cases:

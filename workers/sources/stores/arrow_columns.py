@@ -292,7 +292,13 @@ def to_columns(
 def empty_table(schema: Any) -> Any:
     """A table without rows. (pyarrow makes none of some tensors by itself.)"""
     arrow = load("pyarrow", "arrow")
-    return arrow.Table.from_arrays([arrow.nulls(0, kind) for kind in schema.types], schema=schema)
+    try:
+        columns = [arrow.nulls(0, kind) for kind in schema.types]
+    except KeyError as error:
+        # Of intervals, for which it has no classes.
+        kinds = [*map(str, schema.types)]
+        raise NotImplementedError(f"pyarrow has no arrays of one of the types {kinds}") from error
+    return arrow.Table.from_arrays(columns, schema=schema)
 
 
 def has_columns(schema: Any) -> bool:
@@ -344,6 +350,7 @@ _LISTS = ("list<", "large_list<")
 _VIEWS = ("list_view<", "large_list_view<")
 _TEXTS = {"string": "str", "large_string": "str", "binary": "bytes", "large_binary": "bytes"}
 _WIDE = {"string_view": "large_string", "binary_view": "large_binary"}
+_VIEW_BYTES = 16
 _OBJECTS = ("struct<", "decimal", "time32", "time64", "null")
 
 
@@ -391,7 +398,23 @@ def _decoded(array: Any) -> Any:
         return _decoded(array.dictionary_decode())
     if kind.startswith("run_end_encoded<"):
         return _decoded(load("pyarrow.compute", "arrow").run_end_decode(array))
+    if kind in _WIDE and array.null_count:
+        array = _with_empty_nulls(array)
     return array.cast(_WIDE[kind]) if kind in _WIDE else array
+
+
+def _with_empty_nulls(array: Any) -> Any:
+    """An array of views with nothing at its nulls: what stands there is not validated, and to
+    follow it may end the process."""
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    _, views, *data = array.buffers()
+    stretch = slice(array.offset * _VIEW_BYTES, (array.offset + len(array)) * _VIEW_BYTES)
+    entries = np.frombuffer(views, np.uint8)[stretch].reshape(-1, _VIEW_BYTES).copy()
+    entries[~valid] = 0
+    arrow = load("pyarrow", "arrow")
+    bits, made = np.packbits(valid, bitorder="little"), np.ascontiguousarray(entries)
+    buffers = [arrow.py_buffer(bits), arrow.py_buffer(made), *data]
+    return arrow.Array.from_buffers(array.type, len(array), buffers)
 
 
 def _places(array: Any) -> tuple[NDArray[Any], NDArray[Any]]:

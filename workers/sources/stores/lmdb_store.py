@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.arguments import PathLike, flag, list_paths
+from feeder.workers.sources.arguments import PathLike, flag, list_files
 from feeder.workers.sources.extras import find, load
 from feeder.workers.sources.stores.lmdb_keys import find_keys, is_at, move_to
 from feeder.workers.sources.stores.mapped import RowMap
@@ -39,7 +39,7 @@ class LmdbStore:
     """
 
     def __init__(self, paths: PathLike | Iterable[PathLike], *, verify: bool = False) -> None:
-        listed = list_paths(paths, "an LMDB folder")
+        listed = list_files(paths, "an LMDB folder")
         # Before the environment is opened: LMDB may end the process over a damaged page.
         if flag("verify", verify):
             for path in listed:
@@ -126,7 +126,9 @@ class _Folder:
     def __init__(self, path: str) -> None:
         self._path = path
         lmdb = load("lmdb", "lmdb")
-        self.damage: tuple[type[Exception], ...] = (lmdb.CorruptedError, lmdb.PageNotFoundError)
+        self.damage: tuple[type[Exception], ...] = (
+            lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.BadValsizeError, lmdb.InvalidError,
+        )  # fmt: skip
         """What LMDB raises where a damaged page leads it astray."""
         try:
             self._env = lmdb.open(

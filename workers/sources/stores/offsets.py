@@ -7,7 +7,9 @@ anew. If only the inode's time differs, as of a copy, the digest tells whether i
 array of `ENTRY`, one for each piece of a record, and it is mapped: it need not fit into memory. Two
 entries come before: what the file was, and a digest of stretches of it, by which a file is told
 from one with other content in the same places. (To read all of it for a digest would take as long
-as an epoch.)
+as an epoch.) Of a compressed file the second also holds how it is compressed, and the size of its
+content, in which the places of records are those of the content; if that was written down beside
+the index (`write_index`), it is read from there.
 """
 
 from __future__ import annotations
@@ -15,18 +17,27 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from glob import glob, has_magic
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import BufferedReader, UnsupportedOperation
 from mmap import ACCESS_READ, mmap
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.arguments import PathLike, list_paths
+from feeder.workers.sources.arguments import PathLike
+from feeder.workers.sources.stores.inflated import (
+    Contents,
+    InflatedFile,
+    Place,
+    Pread,
+    kind_of,
+    size_of,
+)
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.spec import FILE_ORDER
 from feeder.workers.tuning import TUNING
@@ -40,30 +51,14 @@ and where its bytes lie."""
 Piece = tuple[str, int, bytes]
 """What a piece is, the byte of the file that it begins at, and its bytes."""
 Entry = tuple[int, bytes, int, int]
-Scan = Callable[[BinaryIO, int], Iterator[Entry]]
+Scan = Callable[[IO[bytes], int], Iterator[Entry]]
 """Entries of a file that is open, of so many bytes. Raises ValueError where it is no such file."""
 
 _VERSION = 3
 """2 took the bytes of a sparse member of a tar for its content."""
 _HEADS = 2
 _STRETCHES, _STRETCH_BYTES = 64, 1024
-_DESCRIBED_ONE_BY_ONE = 256
-
-
-def list_files(paths: PathLike | Iterable[PathLike], what: str) -> list[str]:
-    """One path, or several, or a pattern such as "shards/*.tar", whose files are sorted.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    listed: list[str] = []
-    for path in list_paths(paths, what):
-        # A file that is called like a pattern is that file.
-        found = sorted(glob(path)) if has_magic(path) and not os.path.exists(path) else [path]
-        if not found:
-            raise ConfigError(f"{path!r} fits no file, expected {what}")
-        listed += found
-    return listed
+_DESCRIBED_ONE_BY_ONE, _GROUPS = 256, 4
 
 
 def told_of_files(paths: Sequence[str], told: Sequence[str]) -> dict[str, str]:
@@ -74,8 +69,9 @@ def told_of_files(paths: Sequence[str], told: Sequence[str]) -> dict[str, str]:
     one_by_one = dict(zip((f"file {name}" for name in names), told, strict=True))
     if len(one_by_one) == len(paths) <= _DESCRIBED_ONE_BY_ONE:
         return one_by_one
-    # A power of two: files that are added at the end leave most of the groups as they are.
-    size = 1 << max(0, -(-len(paths) // _DESCRIBED_ONE_BY_ONE) - 1).bit_length()
+    # Each is a part of every position, so there are few: 5,000 files take 0.2 kB. A power of two:
+    # files that are added at the end leave most of the groups as they are.
+    size = 1 << max(0, -(-len(paths) // _GROUPS) - 1).bit_length()
     return {
         f"files {start + 1} to {start + size}, from {names[start]}": xxhash.xxh3_64_hexdigest(
             repr((names[start : start + size], told[start : start + size])).encode()
@@ -108,22 +104,33 @@ class IndexedFiles:
         self,
         paths: Sequence[str],
         scan: Scan,
-        decode: Callable[[list[Piece]], Any],
+        decode: Callable[..., Any],
         folder: PathLike | None,
+        *,
+        with_origin: bool = False,
+        after: int = 0,
     ) -> None:
-        self._paths, self._decode = paths, decode
+        """`decode` makes a record of its pieces; `with_origin` gives it the file's path, too, and
+        what lies between the record before and this one. The last piece has so many bytes that come
+        `after` it in the file."""
+        self._paths, self._decode, self._with_origin = paths, decode, with_origin
+        self._after = after
         keeper, counts = _Keeper(folder), []
+        places: list[Place] = []
         self._places: list[str | None] = []
         """Where the index of each file is kept, if it is."""
-        self._contents: list[tuple[int, bytes]] = []
-        """Of each index its entries, and the one about what the file holds."""
+        self._contents: list[tuple[int, bytes, str]] = []
+        """Of each index its entries, and the one about what the file holds; and how that is
+        compressed."""
         self._in_memory: dict[int, NDArray[Any]] = {}
         self._room = TUNING.index_bytes_kept
         self._told: list[str] = []
         for number, path in enumerate(paths):
             index, place = keeper.index(path, scan, f"{number + 1} of {len(paths)}")
             self._places.append(place)
-            self._contents.append((len(index), index[1].tobytes()))
+            places.append(keeper.content(path, index))
+            kind = index[1]["kind"].decode()
+            self._contents.append((len(index), index[1].tobytes(), kind))
             if place is None:
                 self._in_memory[number] = index
             counts.append(int(index["record"][-1]) + 1 if len(index) > _HEADS else 0)
@@ -132,6 +139,7 @@ class IndexedFiles:
         self._firsts = self._ends - counts
         # Each map holds a descriptor.
         self._maps = Kept(TUNING.maps_kept)
+        self._files = Contents(places)
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process maps an index that is kept, too.
@@ -155,7 +163,7 @@ class IndexedFiles:
         return whole[_HEADS:]
 
     def _map(self, number: int) -> NDArray[Any]:
-        place, (count, content) = self._places[number], self._contents[number]
+        place, (count, content, _) = self._places[number], self._contents[number]
         assert place is not None
         try:
             # Not `np.load`, which takes thirty times as long to read what is known.
@@ -175,39 +183,61 @@ class IndexedFiles:
             f"the index {place!r} of {self._paths[number]!r} {why}: make the source anew"
         )
 
-    def _entries(self, record: int) -> tuple[int, NDArray[Any]]:
-        """The number of a record's file, and its entries."""
+    def _entries(self, record: int) -> tuple[int, NDArray[Any], int]:
+        """The number of a record's file, its entries, and where the record before it ends."""
         number = int(np.searchsorted(self._ends, record, side="right"))
         index, inside = self._index(number), record - int(self._firsts[number])
         start, stop = np.searchsorted(index["record"], (inside, inside + 1)).tolist()
-        return number, index[start:stop]
+        before = int(index["offset"][start - 1] + index["size"][start - 1]) if start else 0
+        return number, index[start:stop], before
 
     def name(self, record: int) -> str:
         """The path, and where the record begins."""
-        number, entries = self._entries(record)
-        return f"{self._paths[number]!r} at byte {int(entries['offset'][0])}"
+        number, entries, _ = self._entries(record)
+        where = " of its content" if self._contents[number][2] else ""
+        return f"{self._paths[number]!r} at byte {int(entries['offset'][0])}{where}"
 
     def __getitem__(self, record: int) -> Any:
-        number, entries = self._entries(record)
-        with open(self._paths[number], "rb") as file:
-            return self._decode(_read(file, entries))
+        number, entries, before = self._entries(record)
+        with self._files.open(number) as pread:
+            return self._made(pread, number, entries, before)
+
+    def _made(self, pread: Pread, number: int, entries: NDArray[Any], before: int) -> Any:
+        pieces = _read(pread, entries, self._after)
+        if not self._with_origin:
+            return self._decode(pieces)
+        between = pread(pieces[0][1] - before, before)
+        return self._decode(pieces, self._paths[number], between)
 
     def __getitems__(self, records: Sequence[int]) -> list[Any]:
         """Several records; each file is opened once."""
         made: list[Any] = [None] * len(records)
-        by_file: dict[int, list[tuple[int, NDArray[Any]]]] = {}
+        by_file: dict[int, list[tuple[int, NDArray[Any], int]]] = {}
         for i, record in enumerate(records):
-            number, entries = self._entries(record)
-            by_file.setdefault(number, []).append((i, entries))
+            number, entries, before = self._entries(record)
+            by_file.setdefault(number, []).append((i, entries, before))
         for number, wanted in by_file.items():
-            with open(self._paths[number], "rb") as file:
-                for i, entries in wanted:
-                    made[i] = self._decode(_read(file, entries))
+            with self._files.open(number) as pread:
+                for i, entries, before in wanted:
+                    made[i] = self._made(pread, number, entries, before)
         return made
 
     def describe(self) -> dict[str, Any]:
         """Of each file its name, its records, where they lie, and what is there."""
         return {**told_of_files(self._paths, self._told), **order_of_files(self._paths)}
+
+
+def write_index(path: str, scan: Scan, folder: PathLike | None) -> tuple[int, str]:
+    """Make the index of a file, and write down what it holds if it is compressed. Returns how many
+    records it has, and where its content lies.
+
+    Raises:
+        ConfigError: the file cannot be read, or what it holds cannot be written.
+    """
+    keeper = _Keeper(folder)
+    index, _ = keeper.index(path, scan, "1 of 1")
+    place = keeper.content(path, index, write=True)
+    return int(index["record"][-1]) + 1 if len(index) > _HEADS else 0, place.path
 
 
 def _told(records: int, whole: NDArray[Any]) -> str:
@@ -231,17 +261,41 @@ def digest_of_stretches(file: BinaryIO, size: int) -> int:
     return int.from_bytes(hasher.digest(), "little", signed=True)
 
 
-def _read(file: BinaryIO, entries: NDArray[Any]) -> list[Piece]:
+@contextmanager
+def opened(path: str) -> Iterator[tuple[IO[bytes], int]]:
+    """A file, or the content of a compressed one, for a `Scan` of its beginning; and its size, or
+    more than that."""
+    with open(path, "rb") as file:
+        if kind := kind_of(file):
+            yield BufferedReader(InflatedFile(path, kind)), sys.maxsize
+        else:
+            yield file, os.fstat(file.fileno()).st_size
+
+
+def read_at(file: IO[bytes], size: int, offset: int) -> bytes:
+    """Bytes of a file that is open, for a `Scan`."""
+    try:
+        return os.pread(file.fileno(), size, offset)
+    except UnsupportedOperation:  # the content of a compressed file
+        file.seek(offset)
+        return file.read(size)
+
+
+def _read(pread: Pread, entries: NDArray[Any], after: int) -> list[Piece]:
     """The pieces of a record. Raises ValueError where the file ends before."""
     first, last = entries[0], entries[-1]
-    start, stop = int(first["offset"]), int(last["offset"] + last["size"])
-    data = os.pread(file.fileno(), stop - start, start)
+    start, stop = int(first["offset"]), int(last["offset"] + last["size"]) + after
+    data = pread(stop - start, start)
     if len(data) < stop - start:
         raise ValueError(f"the file ends at byte {start + len(data)}, the record at byte {stop}")
-    return [
+    pieces = [
         (kind.decode(), offset, data[offset - start : offset - start + size])
         for _, kind, offset, size in entries.tolist()
     ]
+    if after:
+        kind, offset, _ = pieces[-1]
+        pieces[-1] = kind, offset, data[offset - start :]
+    return pieces
 
 
 class _Keeper:
@@ -267,8 +321,15 @@ class _Keeper:
                 ):
                     return index, place
                 logger.info("indexing %r, file %s", path, which)
-                entries = np.fromiter(scan(file, status.st_size), ENTRY)
-                content = (0, b"", digest_of_stretches(file, status.st_size), 0)
+                kind, size = kind_of(file), 0
+                if kind:
+                    size = size_of(path, kind)
+                    content_of = BufferedReader(InflatedFile(path, kind))
+                    entries = np.fromiter(scan(content_of, size), ENTRY)
+                else:
+                    entries = np.fromiter(scan(file, status.st_size), ENTRY)
+                digest = digest_of_stretches(file, status.st_size)
+                content = (0, kind.encode(), digest, size)
                 return self._kept(
                     place, np.concatenate((np.array([head, content], ENTRY), entries))
                 )
@@ -276,6 +337,12 @@ class _Keeper:
             raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise ConfigError(f"{path!r}: {error}") from error
+
+    def content(self, path: str, index: NDArray[Any], *, write: bool = False) -> Place:
+        """Where the content of a file is read."""
+        size, digest = int(index[1]["size"]), int(index[1]["offset"])
+        packed = Place(path, index[1]["kind"].decode())
+        return packed.found(self._place_of(path), size, digest, write=write)
 
     def _place_of(self, path: str) -> str:
         name = f".{os.path.basename(path)}.feeder-index"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from threading import Lock
-from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, TypeVar, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock, local
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeGuard, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -31,6 +31,9 @@ _LASTING = (
     errno.ENAMETOOLONG,
 )  # fmt: skip
 """Errors that a file has until somebody mends it."""
+
+_WHY_LENGTH = 300
+"""So long may a reason be in a list: it may hold the record itself."""
 
 JOIN_BYTES, _JOINED_BYTES = TUNING.record_join_bytes, TUNING.joined_bytes
 
@@ -76,8 +79,36 @@ class Records(Protocol):
         """What, beside the number of records, must be equal for a position to fit."""
 
 
+@public("feeder.sources")
+class LeftOut(NamedTuple):
+    """A defective record that was left out, and the call that read it first."""
+
+    epoch: int
+    """The epoch of the call."""
+    call: int
+    """Its index in the epoch."""
+    name: str
+    """What an error message calls the record, such as its file and the byte where it begins."""
+    why: str
+    """What is wrong with it."""
+
+
+class _Now(local):
+    """Which call the thread makes. Owner: the thread."""
+
+    place: tuple[int, int] | None = (0, 0)
+    """Its epoch and index; None where what is read is no row of it."""
+
+
+NOW = _Now()
+
+
 class Faults:
-    """What is done about defective records: raise, or leave out and count. Any thread."""
+    """What is done about defective records: raise, or leave out, count and list. Any thread.
+
+    The list is bounded. It holds what the first calls have left out, so that of one stream it is
+    the same for any number of threads and processes.
+    """
 
     def __init__(self, on_error: OnError) -> None:
         if on_error not in get_args(OnError):
@@ -85,6 +116,9 @@ class Faults:
         self.may_skip = on_error == "skip"
         """Whether defective records are left out."""
         self._lock = Lock()
+        self._by_name: dict[str, LeftOut] = {}
+        # The epoch in which each of these was counted last.
+        self._counted: dict[str, int] = {}
         self.skipped = 0
         """Reads that were left out."""
 
@@ -93,6 +127,12 @@ class Faults:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=Lock())
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Records that were left out, in the order of the calls: the first ones."""
+        with self._lock:
+            return sorted(self._by_name.values())
 
     def attempt(self, read: Callable[[], _T]) -> _T:
         """What `read` returns. If records may be left out, an error that may pass, as of a network,
@@ -131,19 +171,38 @@ class Faults:
         reason = (isinstance(error, OSError) and error.strerror) or error
         if not self.may_skip:
             raise RecordError(f"{name}: {reason}") from error
-        number = self.count(1)
-        if number <= TUNING.skips_logged:
-            # As text: a log may keep what it is given, and an error keeps what raised it.
-            logger.warning("left out %s: %s", name, str(reason))
-        if number == TUNING.skips_logged:
+        if NOW.place is None:
+            return
+        # As text: a log may keep what it is given, and an error keeps what raised it.
+        found = LeftOut(*NOW.place, name, str(reason)[:_WHY_LENGTH])
+        with self._lock:
+            # A feed makes its first call twice, and a loader may read a record in two calls.
+            self.skipped += self._counted.get(name) != found.epoch
+            is_new, number = self._keep(found), len(self._by_name)
+            if name in self._by_name:
+                self._counted[name] = found.epoch
+        if is_new:
+            logger.warning("left out %s: %s", name, found.why)
+        if is_new and number == TUNING.skips_listed:
             logger.warning("more records that are left out are counted alone: source.skipped")
 
-    def count(self, num: int) -> int:
-        """So many reads were left out; how many there were by then."""
+    def count(self, num: int, found: Iterable[tuple[int, int, str, str]] = ()) -> None:
+        """So many reads were left out, elsewhere or without a name; and these are known."""
         # `+=` is not one operation, and several fetchers skip at once.
         with self._lock:
             self.skipped += num
-            return self.skipped
+            for one in found:
+                self._keep(LeftOut(*one))
+
+    def _keep(self, found: LeftOut) -> bool:
+        """Under the lock: list a record; whether there is a name more now."""
+        listed, before = self._by_name, len(self._by_name)
+        listed[found.name] = min(found, listed.get(found.name, found))
+        if len(listed) > TUNING.skips_listed:
+            last = max(listed.values()).name
+            del listed[last]
+            self._counted.pop(last, None)
+        return len(listed) > before
 
 
 def empty_for(call: Call | None, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
