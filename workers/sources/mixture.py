@@ -155,7 +155,7 @@ def mix(
         mixture._plan = _in_turn(mixture._plan, route)
         mixture._remember_rows()
     num_shards = mixture._plan.sharding.num_shards
-    if num_shards > 1 and mixture._plan.in_sequence:
+    if num_shards > 1 and mixture._plan.in_sequence and not route.varies:
         mixture.records = Routed("mix", parts, route.dealt(num_shards), names)
     return mixture
 
