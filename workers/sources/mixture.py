@@ -91,9 +91,10 @@ def mix(
     less than a block. A block is as small as holds the weights, such as 10 records for 0.7, 0.2 and
     0.1; where that needs more than 4,096 records, blocks have 1,024 records and differ, so that at
     the end of each one every source is less than two records away from its share of the epoch so
-    far, however rare it is. The records of a source come in the source's own order, shuffled
-    where it is. Each source has draws and shuffles of its own, keyed by its name. Resuming finds
-    record n at once.
+    far, however rare it is (with a schedule a few records, however many steps it has). The records
+    of a source come in the source's own order, shuffled where it is. Each source has draws and
+    shuffles of its own, keyed by its name. Resuming finds record n at once. Each shard of a mixture
+    has its proportions at the same time as the others, also where they change in an epoch.
 
     Args:
         sources: By name, a source and its weight, or a source alone, which weighs as much as it has
@@ -117,8 +118,8 @@ def mix(
         options: `OrderOptions`, of the mixture; `seed` is that of the order in blocks too.
 
     Raises:
-        ConfigError: a weight is not a finite number above 0, a source has no known length, has
-            shards, or is too small for a block with "stop"; or another option is wrong.
+        ConfigError: a weight is not a finite number above 0, a source is an iterator, or is too
+            small for a block with "stop"; or another option is wrong.
     """
     if not isinstance(sources, Mapping) or not sources:
         raise ConfigError(f"sources is {sources!r}, expected a mapping of name to (source, weight)")
@@ -155,7 +156,7 @@ def mix(
         mixture._plan = _in_turn(mixture._plan, route)
         mixture._remember_rows()
     num_shards = mixture._plan.sharding.num_shards
-    if num_shards > 1 and mixture._plan.in_sequence:
+    if num_shards > 1 and mixture._plan.in_sequence and not route.varies:
         mixture.records = Routed("mix", parts, route.dealt(num_shards), names)
     return mixture
 

@@ -48,7 +48,7 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import Order
-from feeder.workers.sources.orders.sharding import Sharding
+from feeder.workers.sources.orders.sharding import EpochsInTurn
 from feeder.workers.sources.steps.each import Filtered, Mapped, Zipped
 from feeder.workers.sources.steps.ragged import Budgeted, Offsets, Padded, check_length
 from feeder.workers.sources.steps.routed import Repeats, Routed, Stretch, concatenated
@@ -620,7 +620,12 @@ def as_part(
             f"{step}: {type(source).__name__} is no source, expected one of feeder.sources"
         )
     sharding = source._plan.sharding
-    may_have = shards and type(sharding) is Sharding
+    if isinstance(sharding, EpochsInTurn):
+        raise ConfigError(
+            f"{step} of a mixture of shards that differ in size, so that its epochs do, too: give "
+            "the shards stick_to_shard=True, or shard the mixture in place of its sources"
+        )
+    may_have = shards
     if (sharding.num_shards > 1 and not may_have) or sharding.pad_last_batch:
         raise ConfigError(
             f"{step} of a source with shards: they come last, with .shard(shard_id, num_shards)"

@@ -289,6 +289,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mix({"a": (numbers(num=9, num_shards=2), 1)}, random_shuffle=True),
         "shards of the sources differ in size, .* shuffle the sources instead",
     ),
+    "step on uneven shards": (
+        lambda: mix({"a": (numbers(num=9, num_shards=2), 1)}).take(3),
+        "^take of a mixture of shards that differ in size, .* give the shards stick_to_shard=True",
+    ),
     "budgeted": (lambda: mix({"a": (steps.budgeted(), 1)}), "mix, 'a', of batch_by_tokens, whose"),
     "temperature": (lambda: of({"a": 5}, {"a": 1}, temperature=0), "temperature is 0"),
     "seed": (lambda: of({"a": 5}, {"a": 1}, seed=-1), "seed is -1"),
