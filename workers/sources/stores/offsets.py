@@ -188,7 +188,10 @@ class IndexedFiles:
         number = int(np.searchsorted(self._ends, record, side="right"))
         index, inside = self._index(number), record - int(self._firsts[number])
         start, stop = np.searchsorted(index["record"], (inside, inside + 1)).tolist()
-        before = int(index["offset"][start - 1] + index["size"][start - 1]) if start else 0
+        before = 0
+        if self._with_origin and start:
+            # To look at it takes as long as to read a small record.
+            before = int(index["offset"][start - 1] + index["size"][start - 1])
         return number, index[start:stop], before
 
     def name(self, record: int) -> str:
