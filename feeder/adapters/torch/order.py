@@ -47,6 +47,7 @@ from feeder.adapters.torch.samplers import (
     stateful_samplers,
     states_of,
 )
+from feeder.adapters.torch.shuffle import SeededSampler
 from feeder.errors import ResumeError
 
 
@@ -193,7 +194,7 @@ class Order:
         self._samplers = samplers_of(loader)
         self._with_state = stateful_samplers(loader)
         self._dealt = dealt_sampler(loader)
-        inner = innermost(loader)
+        self._inner = inner = innermost(loader)
         # One that draws one seed of the process and nothing else.
         is_random = type(inner) is RandomSampler and inner.generator is None
         self._random = inner if is_random else None
@@ -325,6 +326,8 @@ class Order:
         if ahead:
             # What the sampler says now is of a later batch than the next one.
             self._word = None
+        if pulled.num and isinstance(self._inner, SeededSampler):
+            self._inner.go_on()
 
     def _pull_again(self, num: int) -> None:
         for _ in range(num):

@@ -47,6 +47,10 @@ class SeededSampler(Sampler[int]):
         elif not (self._is_loaded and self._at):
             self.epoch, self._at = epoch, 0
 
+    def go_on(self) -> None:
+        """The loop at hand is the rest of one: if nothing is left, a trainer tells its epoch still."""
+        self.is_told = not self._at
+
     def leave(self) -> None:
         """The loop at hand has been left: the next one is another epoch."""
         if self._at and not self._is_loaded:
