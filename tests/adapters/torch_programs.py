@@ -344,6 +344,8 @@ SAMPLERS = (
     "told", "grouped remembered", "grouped own random", "grouped weighted, generator",
 )  # fmt: skip
 
+AMBIGUOUS = ("spent", "grouped remembered")
+
 
 def make_sampler(kind: str, num: int, seed: int) -> Any:
     """A sampler, new; `seed` is that of generators of its own."""
@@ -568,6 +570,8 @@ class Run:
                 self.errors += 1
                 num += 1
                 if self.errors > 3:
+                    # Left: `valid` says of which samplers nobody knows what that means.
+                    self.saves &= self.program.sampler not in AMBIGUOUS
                     return
                 continue
             self.log.append(plain(batch))
@@ -667,7 +671,7 @@ def valid(program: Program) -> Program:
     that persist after a loop that was left."""
     if program.data == "stream epochs" and any(value for _, value in program.actions):
         program = dataclasses.replace(program, persistent=False)
-    if program.sampler in ("spent", "grouped remembered"):
+    if program.sampler in AMBIGUOUS:
         # After a loop that was left one begins anew, and with its state it does not; the other one
         # may have nothing left.
         actions = tuple(one for one in program.actions if one[0] != "two" and not one[1])

@@ -48,7 +48,8 @@ class SeededSampler(Sampler[int]):
             self.epoch, self._at = epoch, 0
 
     def go_on(self) -> None:
-        """The loop at hand is the rest of one: if nothing is left, a trainer tells its epoch still."""
+        """The loop at hand is the rest of one. If nothing is left, a trainer still tells its
+        epoch."""
         self.is_told = not self._at
 
     def leave(self) -> None:
