@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from needs import needs_framework
 from parts import examples
@@ -19,6 +19,14 @@ import torch.utils.data as tud
 
 from adapters.torch_programs import Program, compare, programs
 from feeder.adapters.torch import DataLoader
+
+# A sampler that draws as soon as it is iterated over. PyTorch iterates over it twice to begin
+# workers, and once without them.
+EAGER = Program(
+    data="map", num=3, item="number", sampler="global random", batches="size", batch_size=None,
+    drop_last=False, collate="default", workers=1, persistent=False, fails_at=None, error="value",
+    shares=False, actions=(("loop", None),),
+)  # fmt: skip
 
 
 @settings(max_examples=examples(640))
@@ -32,6 +40,7 @@ def test_a_program_runs_as_on_pytorchs_loader(program: Program) -> None:
 @pytest.mark.timeout(300)
 @settings(max_examples=examples(160))
 @given(programs(3))
+@example(EAGER)
 def test_a_program_with_workers_runs_as_on_pytorchs_loader(program: Program) -> None:
     compare(program)
 
