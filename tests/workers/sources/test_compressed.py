@@ -92,7 +92,8 @@ def test_the_records_are_those_of_the_content(
     assert rows(make(packed)) == rows(plain)
     caplog.clear()
     wanted = rows(plain.shuffle(seed=1))
-    assert rows(make(packed).shuffle(seed=1)) == wanted
+    # With one thread alone it is the same each time how often the file is begun anew.
+    assert rows(make(packed).shuffle(seed=1), 1) == wanted
     assert sum("write what they hold down once" in m for m in caplog.messages) == 1
     described = make(packed).describe()
     assert main(["index", str(packed)]) == 0
