@@ -669,7 +669,7 @@ def programs(draw: Any, most_workers: int) -> Program:
 def valid(program: Program) -> Program:
     """The same, without what PyTorch refuses, and what nobody knows: how far the workers had read
     that persist after a loop that was left."""
-    if program.data == "stream epochs" and any(value for _, value in program.actions):
+    if program.data == "stream epochs" and any(value is not None for _, value in program.actions):
         program = dataclasses.replace(program, persistent=False)
     if program.sampler in AMBIGUOUS:
         # After a loop that was left one begins anew, and with its state it does not; the other one
