@@ -79,7 +79,10 @@ def run(loop: Loop, folder: Path, *, name: str = "feeder", seed: int = 1,
         accelerator.load_state(str(resume))
     log: list[Any] = []
     kills: list[tuple[Path, int]] = []
-    while loader.iteration < loop.epochs:
+    rounds = 0
+    # Accelerate does not count an epoch without a batch.
+    while loader.iteration < loop.epochs and rounds < 2 * loop.epochs + 2:
+        rounds += 1
         for batch in loader:
             with accelerator.accumulate(net):
                 total = (batch.sum() / 1000 + torch.rand(())).reshape(1, 1)
