@@ -183,7 +183,7 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
                 _make_without_seed(loader, make)
             else:
                 make(loader)
-                for _ in range(1 if at.begun is None else at.begun.times, 1, -1):
+                for _ in range(1, 1 if at.begun is None else at.begun.times):
                     self._sampler_iter = iter(self._index_sampler)
             self._pull_from(at)
             self._dataset_fetcher = _Samples(

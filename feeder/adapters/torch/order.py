@@ -3,9 +3,9 @@
 PyTorch's samplers have no place to go on from, and draw from generators that others draw from, too.
 So an order is kept as what it began with: the states of the generators, or one seed. To go on, the
 loop is begun again with those and as many batches of indices are pulled as were used; a digest says
-whether they are the same. If they are not, and a sampler has `state_dict` and `load_state_dict`,
-that goes on itself, if what it says is a place: another one with each batch, and nobody reads it
-ahead of the batches.
+whether they are the same. If they are not, a sampler with `state_dict` and `load_state_dict` goes
+on from its own state, if that is a place: another state with each batch, and nobody reads the
+sampler ahead of the batches.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Reach:
 
 
 class _Worth(enum.Enum):
-    """What the word of a sampler with a state is worth."""
+    """Whether what a sampler says is a place to go on from."""
 
     OPEN = enum.auto()
     """Of one batch nobody knows whether the next one changes what is said."""
@@ -148,7 +148,7 @@ class _Worth(enum.Enum):
 
 
 class _Word:
-    """What a sampler with a state says after each batch of indices."""
+    """What a sampler's `state_dict` says after each batch of indices, and what that is worth."""
 
     def __init__(self, sampler: Any, outer: Any) -> None:
         self._sampler = sampler
@@ -420,7 +420,8 @@ class Order:
         except StopIteration:
             reach.has_ended = True
             raise
-        indices = _at_hand(indices)
+        if type(indices) is not list:  # To ask for the abstract class takes longer.
+            indices = _at_hand(indices)
         num = reach.pulled.num + 1
         if self._dealt is None:
             self._digest.update(_bytes_of(indices))
@@ -458,7 +459,7 @@ def _other_samples() -> ResumeError:
 
 
 def _at_hand(indices: Any) -> Any:
-    """A batch of indices that can be looked at and used; an iterator only once."""
+    """A batch of indices that can be read twice: by the digest, and for the samples."""
     return list(indices) if isinstance(indices, Iterator) else indices
 
 

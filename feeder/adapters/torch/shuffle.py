@@ -48,9 +48,9 @@ class SeededSampler(Sampler[int]):
             self.epoch, self._at = epoch, 0
 
     def go_on(self) -> None:
-        """The loop at hand is the rest of one. If nothing is left, a trainer still tells its
-        epoch."""
-        self.is_told = not self._at
+        """The loop at hand is the rest of one. If nothing is left of it, the trainer may still tell
+        its epoch, which is not the next one's."""
+        self.is_told |= not self._at
 
     def leave(self) -> None:
         """The loop at hand has been left: the next one is another epoch."""
