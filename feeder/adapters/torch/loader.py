@@ -204,7 +204,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         is_begun = mark.begun is not None
         if not is_begun:
             own = tuple(map(generator_state, own_generators(self)))
-            mark = mark._replace(begun=Begun(own, states=states_of(stateful_samplers(self))))
+            states, is_after_end = states_of(stateful_samplers(self)), not self._stand.is_left
+            mark = mark._replace(begun=Begun(own, states=states, is_after_end=is_after_end))
             is_map = self._dataset_kind == theirs._DatasetKind.Map
             if not self.num_workers and (is_map or self._resumed is None):
                 said = self._dataset_state.read(0) if is_map else self._dataset_state.between()
@@ -259,12 +260,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 raise ResumeError(f"{name}: {then.get(name)!r} then, {now[name]!r} now")
         try:
             mark = place.read(state_dict)
+            was_left = mark.begun is not None and not mark.begun.is_after_end
             if not state_dict["is_begun"]:
                 mark = self._go_between(mark)
         except (KeyError, TypeError, ValueError) as error:
             raise ResumeError(f"the state of the DataLoader is damaged: {error!r}") from error
         newest, self._newest, self._resumed = self._newest, None, mark
-        self._stand = Stand(self._stand.mark)
+        self._stand = Stand(self._stand.mark, was_left=was_left)
         if newest is not None and (loop := newest()) is not None:
             loop.leave_to()
         if mark.begun is not None and mark.begun.dealt is not None:
@@ -291,6 +293,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def __getstate__(self) -> dict[str, Any]:
         # A copy stands where this one does, and has no loop.
         return {**self.__dict__, "_iterator": None, "_newest": None,
+                "_stand": self._stand.copy(),
                 "_dataset_state": self._make_dataset_state()}  # fmt: skip
 
 

@@ -77,11 +77,8 @@ class _Loop(theirs._BaseDataLoaderIter):
             beginning = contextlib.nullcontext() if at.begun is None else as_it_was(())
         else:
             began = None if at.begun is None else (at.begun, at.pulled)
-            # Of a loop that was left a sampler may have kept its place, with nothing behind it.
-            reach = loader._stand.reach
-            is_pulled = last.num > 0 or (reach is not None and reach.pulled.num > 0)
-            is_left = resumed is None and last.begun is not None and is_pulled
-            self._order = Order(loader, began, is_after_end=not is_left)
+            # Of an order that was left a sampler may have kept its place, with nothing behind it.
+            self._order = Order(loader, began, is_after_end=not loader._stand.is_left)
             beginning = self._order.beginning()
         self._prepare(loader, at)
         with beginning:

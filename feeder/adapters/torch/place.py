@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from base64 import b64decode, b64encode
 from typing import Any, NamedTuple
 
@@ -40,14 +41,28 @@ class Stand:
     """Where a loader stands, as its newest loop writes it: the loop has it as long as it is read,
     and the loader as long as no other loop is begun or state loaded."""
 
-    __slots__ = ("mark", "reach", "said")
+    __slots__ = ("_was_left", "mark", "reach", "said")
 
-    def __init__(self, mark: Mark, reach: Reach | None = None) -> None:
+    def __init__(self, mark: Mark, reach: Reach | None = None, *, was_left: bool = False) -> None:
+        """`was_left`: what `is_left` is without a `reach`."""
+        self._was_left = was_left
         self.mark = mark
         self.reach = reach
-        """How far the order was pulled; None for an iterable."""
+        """How far the order was pulled; None for an iterable, and before a loop."""
         self.said: bytes | None = None
         """What a data set with a state said before the batch that is being read, or has failed."""
+
+    def copy(self) -> Stand:
+        """One that the loop does not write."""
+        reach = None if self.reach is None else copy.copy(self.reach)
+        return Stand(self.mark, reach, was_left=self._was_left)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the sampler has begun an order, and has not said that there is no more of it."""
+        if self.reach is None:
+            return self._was_left
+        return self.reach.pulled.num > 0 and not self.reach.has_ended
 
 
 def write(mark: Mark) -> dict[str, Any]:
