@@ -232,16 +232,16 @@ class _Worker:
         except Exception:
             kind, made = ERROR, self._wrapped()
         state = None
-        if self._state.is_kept:
-            try:
-                if kind == END:
-                    self._state.end()
-                    state = self._state.between()
-                else:
-                    state = self._state.read(told.number + 1)
-            except Exception:
-                self._reading = " while asking the data set for its state"
-                kind, made = ERROR, self._wrapped()
+        try:
+            if kind == END:
+                # Also of a successor that had nothing to read, and so has iterated over nothing.
+                self._state.end()
+                state = self._state.between()
+            elif self._state.is_kept:
+                state = self._state.read(told.number + 1)
+        except Exception:
+            self._reading = " while asking the data set for its state"
+            kind, made = ERROR, self._wrapped()
         self._answer(kind, made, state)
 
     def _make(self, told: Read) -> Any:
