@@ -45,6 +45,8 @@ def main(kind: str, folder: str, save_at: int) -> None:
     weights = [weight.tolist() for weight in net.parameters()]
     # In one write: ranks share the pipe.
     print(json.dumps([accelerator.process_index, seen, weights]) + "\n", end="", flush=True)
+    # Else the model keeps threads of the process group, and PyTorch may abort a rank at its exit.
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
     if kind == "feed":
         loader.close()
