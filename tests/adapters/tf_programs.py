@@ -252,8 +252,8 @@ def check(c: Configuration, job: Job) -> None:
     """Whether the undisturbed run gave what it had to."""
     num = len(c.data.expected())
     each = strategy_of(c.way).num_replicas_in_sync if c.way in ("each", "loop of replicas") else 1
-    # Batches of one shape TensorFlow gives to all replicas, or leaves them out.
-    is_cut = c.way == "loop of replicas" and c.data.drop_last
+    # Batches that TensorFlow knows to be of one shape it gives to all replicas, or leaves them out.
+    is_cut = c.way == "loop of replicas" and c.data.drop_last and not c.data.is_own
     batches = num * c.most_epochs if c.way != "fit steps" else c.steps * c.most_epochs
     steps = (num if is_cut else num + each - 1) // each * c.most_epochs
     steps = steps if c.way != "fit steps" else batches
