@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from feeder.workers.errors import ClosedError, FeedError, FetchError
-from feeder.workers.fetch.channel import Channel
+from feeder.workers.fetch.queue import Queue
 from feeder.workers.fetch.resuming import StreamStart
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import BatchStats
@@ -49,7 +49,7 @@ class RoundRobinRouter:
     def __init__(
         self,
         queues: Sequence[DeviceQueue],
-        channel: Channel,
+        queue: Queue,
         assembler: Assembler,
         spec: StreamSpec,
         run: RunSpec,
@@ -64,7 +64,7 @@ class RoundRobinRouter:
         # Whether what is copied adds to what the bound counts.
         self._needs_room = not slots.reserved
         self._queues = queues
-        self._channel = channel
+        self._queue = queue
         self._assembler = assembler
         # With one device every round is complete, so there is nothing to drop or repeat.
         self._policy = spec.last_round if len(queues) > 1 else "uneven"
@@ -86,7 +86,7 @@ class RoundRobinRouter:
 
     def route(self, batch: Batch) -> None:
         """Take a batch, which is handed over with its group."""
-        row_bytes = self._channel.row_bytes
+        row_bytes = self._queue.row_bytes
         if row_bytes is None:
             batch.held_bytes = sum(array.nbytes for array in batch.columns)
         else:
@@ -119,7 +119,7 @@ class RoundRobinRouter:
 
     def _discard(self, batch: Batch) -> None:
         """Throw a batch away that nobody is to get: its rows are buffered no more."""
-        self._channel.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
+        self._queue.count(-batch.rows, -batch.held_bytes, -batch.kept_rows)
         if batch.columns:
             self._slots.take_back(batch.turn % len(self._queues), batch)
 
@@ -137,10 +137,10 @@ class RoundRobinRouter:
     def flush(self) -> None:
         """Hand over the batches that were taken so far."""
         group, self._group, self._bytes = self._group, [], 0
-        num, row_bytes = len(self._queues), self._channel.row_bytes or 0
-        # Counted in groups too: each count takes the channel's lock.
+        num, row_bytes = len(self._queues), self._queue.row_bytes or 0
+        # Counted in groups too: each count takes the queue's lock.
         kept, dropped, dropped_bytes, copied = self._assembler.settle()
-        self._channel.count(-dropped, -dropped_bytes, kept)
+        self._queue.count(-dropped, -dropped_bytes, kept)
         self._count(group)
         # One lock for the whole group; with several devices the order of the stream comes first.
         if num == 1 and group:
@@ -156,7 +156,7 @@ class RoundRobinRouter:
         # Else this frame would hold batches, and their slots, while it waits.
         del group
         if self._needs_room:
-            self._channel.wait_for_room()
+            self._queue.wait_for_room()
         if self._report is not None:
             self._report()
 
@@ -176,7 +176,7 @@ class RoundRobinRouter:
     def _put(self, device: int, batches: list[Batch]) -> None:
         # Before the put: the user may hand the batches out before this thread goes on, and the
         # count must not go below zero.
-        self._channel.queue(device, len(batches))
+        self._queue.queue(device, len(batches))
         self._queues[device].put(batches)
 
     def forget(self) -> None:
@@ -251,7 +251,7 @@ class Enqueuer:
     def __init__(
         self,
         spec: StreamSpec,
-        channel: Channel,
+        queue: Queue,
         merge: Merge,
         assembler: Assembler,
         router: RoundRobinRouter,
@@ -259,7 +259,7 @@ class Enqueuer:
         places: Placement | None = None,
     ) -> None:
         self._spec = spec
-        self._channel = channel
+        self._queue = queue
         self._places = places
         self._merge = merge
         self._assembler = assembler
@@ -271,7 +271,7 @@ class Enqueuer:
     def run(self) -> None:
         """Make batches until the end of the stream."""
         # In this thread and not in the constructor: it may have to call the fetch function again.
-        leftover = self._start.leftover_chunks(self._assembler.schema, self._channel)
+        leftover = self._start.leftover_chunks(self._assembler.schema, self._queue)
         if leftover is not None:
             self._take(leftover)
             # Else this frame would hold the chunk for as long as the stream runs.
@@ -281,29 +281,32 @@ class Enqueuer:
             self._router.flush()
             if not self._merge.finished:
                 self._provide()
-                self._merge.push(self._channel.collect(self._merge.wanted))
+                merge = self._merge
+                merge.push(self._queue.collect(merge.wanted, merge.num_held))
         self._router.finish(self._assembler.start_of(self._merge.position))
 
     def _provide(self) -> None:
         """Have slots for the next batches, and let their calls be made, which may write there."""
-        places, channel = self._places, self._channel
+        places, queue = self._places, self._queue
         if places is None:
             return
         # What has been made is handed over: a slot may come back only when that was used.
-        while not places.provide(channel.batches_ahead(places.calls_per_batch)):
+        size, wanted = self._spec.batch_size, self._merge.wanted
+        while not places.provide(queue.batches_ahead(size, places.calls_per_batch)):
             self._router.wait_for_slot()
-        channel.allow(places.allowed(self._merge.next_call))
+        assert wanted is not None
+        queue.allow(places.allowed(wanted[1]))
 
     def _merge_all(self) -> None:
         """Make batches of everything that has been collected."""
         while True:
             # Looked at between merged chunks: a stop ends the work on what was collected, however
             # much that is.
-            if self._channel.closed:
+            if self._queue.closed:
                 raise ClosedError("the feed is stopped")
             merged = self._merge.next()
             if self._merge.discarded_rows:
-                self._channel.count(-self._merge.discarded_rows, -self._merge.discarded_bytes)
+                self._queue.count(-self._merge.discarded_rows, -self._merge.discarded_bytes)
                 self._merge.discarded_rows = self._merge.discarded_bytes = 0
             if merged is None:
                 return
@@ -319,10 +322,10 @@ class Enqueuer:
         self._route(self._assembler.add(merged))
 
     def _route(self, batches: Iterator[Batch | None]) -> None:
-        route, channel = self._router.route, self._channel
+        route, queue = self._router.route, self._queue
         for batch in batches:
             # Here too: chunks that were merged at once may make many batches.
-            if channel.closed:
+            if queue.closed:
                 raise ClosedError("the feed is stopped")
             if batch is None:
                 self._router.wait_for_slot()
@@ -344,9 +347,9 @@ class Enqueuer:
 
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns
-        if self._channel.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
+        if self._queue.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
             row_bytes = sum(column.row_bytes for column in columns)
-            self._channel.learn(row_bytes)
+            self._queue.learn(row_bytes)
 
 
 def _why_empty(skipped: int | None) -> str:

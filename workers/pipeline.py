@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from feeder.workers.enqueuer import DeviceQueue, Enqueuer, RoundRobinRouter, run_enqueuer
+from feeder.workers.fetch.bound import Bound
 from feeder.workers.fetch.calls import add_cursor, begin_anew, make_calls, seek
-from feeder.workers.fetch.channel import Channel
 from feeder.workers.fetch.executor import Execution
 from feeder.workers.fetch.fetcher import Fetcher
+from feeder.workers.fetch.queue import Queue
 from feeder.workers.fetch.resuming import Resume, StreamStart
-from feeder.workers.fetch.scheduler import BufferBudget, Scheduler
 from feeder.workers.fetch.threads import ThreadGroup, stack
+from feeder.workers.fetch.tickets import IndexTickets, Tickets, WorkerTickets
 from feeder.workers.spec import CallNames, RunSpec, StreamSpec
-from feeder.workers.stats import ExecutorCounts, StreamStats, num_partitions
+from feeder.workers.stats import ExecutorCounts, StreamStats
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.buffers import OpenSlots, Slots
 from feeder.workers.stream.chunks import Schema
@@ -23,14 +24,13 @@ from feeder.workers.stream.merge import Merge
 from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
 from feeder.workers.stream.rounds import Dealing, Turns
-from feeder.workers.tuning import TUNING
 
 
 class Pipeline:
     """A running stream: started once, closed once, and never started again.
 
     The owner's thread makes, starts, closes and joins it. What it wires together belongs to other
-    threads: the channel to its lock, merge, assembler and router to the thread that makes batches.
+    threads: the queue to its lock, merge, assembler and router to the thread that makes batches.
     `encode` is the codec of cuts, `report` is called by that thread after each hand-over. Without
     `turns` it deals from the start of the stream on: the batch of number `step` has turn `step`.
     """
@@ -50,7 +50,7 @@ class Pipeline:
         turns: Turns | None = None,
     ) -> None:
         self._partitions = partitions = Partitions(
-            num_partitions=num_partitions(spec, run),
+            num_partitions=1 if spec.pure else spec.num_workers,
             pure=spec.pure,
             arrival=spec.order == "arrival",
         )
@@ -91,11 +91,11 @@ class Pipeline:
             places=self._places,
         )  # fmt: skip
         self._router = RoundRobinRouter(
-            queues, self.channel, assembler, spec, run, made=self.stats.made, report=report,
+            queues, self.queue, assembler, spec, run, made=self.stats.made, report=report,
             slots=slots,
         )  # fmt: skip
         self._enqueuer = Enqueuer(
-            spec, self.channel, self._make_merge(begin), assembler, self._router,
+            spec, self.queue, self._make_merge(begin), assembler, self._router,
             begin, self._places,
         )  # fmt: skip
 
@@ -125,28 +125,33 @@ class Pipeline:
 
     def _make_fetcher(self, start: Position) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
-        self.budget = BufferBudget(
+        self.bound = Bound(
             max(run.max_rows, self._most_rows), run.max_bytes, len(self._queues), run.guess_bytes,
             partitions.num_partitions,
         )  # fmt: skip
         names = CallNames(spec, partitions)
-        self.channel = Channel(
-            Scheduler(partitions, start, spec.epochs, TUNING),
-            self.budget,
+        tickets: Tickets = (
+            IndexTickets(start, run.num_threads)
+            if spec.pure
+            else WorkerTickets(start, run.num_threads, arrival=partitions.arrival)
+        )
+        self.queue = Queue(
+            tickets,
+            self.bound,
             self.stats,
             names,
             self._queues,
+            num_threads=run.num_threads,
             timeout_s=run.timeout_s,
-            tuning=TUNING,
-            waits=self._execution is not None,
+            epochs=spec.epochs,
             stack_of=stack if self._execution is None else self._execution.stack,
         )
         calls = (
-            make_calls(spec, run, partitions, start, resumed=self._resumed, places=self._places)
+            make_calls(spec, run, start, resumed=self._resumed, places=self._places)
             if self._execution is None
-            else self._execution.make_calls(partitions, start, resumed=self._resumed)
+            else self._execution.make_calls(start, resumed=self._resumed)
         )
-        self._fetcher = Fetcher(names, run, self.channel, calls, self.stats.fetch, TUNING)
+        self._fetcher = Fetcher(names, run, self.queue, calls, self.stats.fetch)
 
     def _make_merge(self, begin: StreamStart) -> Merge:
         return Merge(
@@ -170,27 +175,23 @@ class Pipeline:
         if not self._resumed:
             begin_anew(self._spec.fetch, self._spec.cursor, self._spec.worker_ids)
         for i in range(self._run.num_threads):
-            self._threads.start(f"feeder {self._name} fetcher {i}", self._run_fetcher, i == 0)
+            self._threads.start(f"feeder {self._name} fetcher {i}", self._run_fetcher, i)
         # The thread keeps the name that users know from logs, stacks and the status page.
         self._threads.start(
             f"feeder {self._name} enqueuer", run_enqueuer, self._enqueuer, self._router
         )
 
-    def _run_fetcher(self, is_first: bool) -> None:
-        """Thread body: call partitions, turn after turn, until no call is left."""
-        channel, fetcher, most = self.channel, self._fetcher, 1
-        if is_first:
-            self._begin.call_apart(channel)
-        while (turn := channel.acquire(most)) is not None:
-            most = fetcher.fill(turn)
-            # Not before: what came may be all that somebody waits for.
-            fetcher.repeat_first()
+    def _run_fetcher(self, number: int) -> None:
+        """Thread body: make calls until none is left."""
+        if number == 0:
+            self._begin.call_apart(self.queue)
+        self._fetcher.run(number)
 
     def close(self) -> None:
         """Wake all threads, so that they end. The device queues are closed by their owner."""
-        # Only this: fetchers and the enqueuer wait in the channel, or find it closed when they come
+        # Only this: fetchers and the enqueuer wait in the queue, or find it closed when they come
         # back.
-        self.channel.close()
+        self.queue.close()
         if self._execution is not None:
             self._execution.interrupt()
 
@@ -212,12 +213,12 @@ class Pipeline:
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Plain numbers of what the stream has done so far."""
-        budget = self.budget
+        bound = self.bound
         return {
             **self.stats.numbers(now),
-            "buffered_rows": budget.rows,
-            "buffered_bytes": budget.bytes,
-            "kept_rows": budget.kept_rows,
-            "peak_buffered_rows": budget.peak_rows,
-            "peak_buffered_bytes": budget.peak_bytes,
+            "buffered_rows": bound.rows,
+            "buffered_bytes": bound.bytes,
+            "kept_rows": bound.kept_rows,
+            "peak_buffered_rows": bound.peak_rows,
+            "peak_buffered_bytes": bound.peak_bytes,
         }

@@ -97,7 +97,7 @@ def _step(seconds: float) -> int:
 class Crowd:
     """Seconds that several threads have spent in something, added up.
 
-    Owner: the channel's lock. Any thread may read.
+    Owner: the queue's lock. Any thread may read.
     """
 
     __slots__ = ("_state",)

@@ -34,6 +34,12 @@ class Tuning:
         """The same with some constants changed."""
         return Tuning(**{**vars(self), **changed})
 
+    ticket_s: float = 0.0005
+    remote_ticket_s: float = 0.002
+    """A ticket is for as many calls as take about so long; the second if a process makes them."""
+    # To draw and to wake for each call takes longer than a quick call; a call that takes longer is
+    # alone on its ticket. A process sends what it has after a millisecond.
+
     # ---- when the merge is woken, and how often it looks by itself
 
     grace_s: float = 0.0005

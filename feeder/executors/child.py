@@ -253,8 +253,7 @@ class _Function:
             self._skipped() - skipped,
         )  # fmt: skip
         if answer.skipped:
-            stop = ticket.first + answer.num_calls * ticket.stride
-            numbers = range(ticket.first, stop, ticket.stride)
+            numbers = range(ticket.first, ticket.first + answer.num_calls)
             answer.left_out = [
                 one
                 for one in self._fetch.left_out
@@ -268,12 +267,11 @@ class _Function:
         return skipped
 
     def _make(self, ticket: Calls, chunks: list[bytes | list[Place]], cursors: list[bytes]) -> int:
-        load, axis = self._load, self._load.axes[0]
-        rows = num_bytes = 0
+        load, num_bytes = self._load, 0
         ends = time.monotonic() + _BUNDLE_S
         for number in range(ticket.most_calls):
             self._progress[1] = number + 1
-            index = ticket.first + number * ticket.stride
+            index = ticket.first + number
             if load.pure:
                 call = Call(
                     index, ticket.epoch, load.first_worker_id + index % load.num_workers,
@@ -291,13 +289,8 @@ class _Function:
             if load.seekable:
                 cursors.append(self._encoded_cursor(ticket.worker_id))
             chunks.append(sent)
-            try:
-                rows += chunk[0].shape[axis]
-            except (AttributeError, IndexError, TypeError, KeyError):
-                rows += 1
             num_bytes += count_bytes(chunk)
-            is_full = rows >= ticket.most_rows or num_bytes >= ticket.most_bytes
-            if is_full or time.monotonic() > ends:
+            if num_bytes >= ticket.most_bytes or time.monotonic() > ends:
                 break
         return FULL
 

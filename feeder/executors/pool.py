@@ -544,7 +544,7 @@ class Pool:
             ticket = next(begun, ticket)
             # Quick calls are asked for together, so it may be one after that which is waited for.
             num_done = process.num_begun(ticket.number) - 1
-            call = f", call {ticket.first + num_done * ticket.stride}" if num_done >= 0 else ""
+            call = f", call {ticket.first + num_done}" if num_done >= 0 else ""
             return f"process {process.pid}{call}:\n{process.zygote.look(process.pid)}"
         finally:
             self._lock.release()

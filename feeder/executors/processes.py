@@ -20,18 +20,19 @@ from feeder.executors.pool import Lost, Pool
 from feeder.executors.wire import END, ERROR, NOTHING, Ask, Calls, Load
 from feeder.state import codec
 from feeder.workers.errors import CallLost, ClosedError, ConfigError
-from feeder.workers.fetch.calls import IndexCalls, PartitionCalls, WorkerCalls, has_cursor
-from feeder.workers.fetch.scheduler import ListLimits
+from feeder.workers.fetch.calls import IndexCalls, SequenceCalls, WorkerCalls, has_cursor
+from feeder.workers.fetch.tickets import Ticket
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import ExecutorCounts, StreamStats
 from feeder.workers.stream.batch import Call
-from feeder.workers.stream.position import Partitions, Position
+from feeder.workers.stream.position import Position
 
 _LEAST_DEATHS = 2
 """A call whose process ends is made again so often at least. Memory may have been short for a
 moment; a call that ends each process it is made in would do so for ever."""
 
-_ONE_CALL = ListLimits(1, 1, 1, 0.0)
+_MOST_BYTES = 4 * 1024 * 1024
+"""Chunks of so many bytes are sent before more calls are made."""
 
 
 class Numbered(Protocol):
@@ -168,30 +169,26 @@ class ProcessExecution:
         """The processes, those of the stream."""
         return self._pool.counts()
 
-    def make_calls(
-        self, partitions: Partitions, start: Position, *, resumed: bool
-    ) -> Sequence[PartitionCalls]:
-        """The calls of each partition."""
-        numbers = range(partitions.num_partitions)
+    def make_calls(self, start: Position, *, resumed: bool) -> Sequence[SequenceCalls]:
+        """The calls of each sequence."""
         if self._given.seekable:
-            # Else all calls are made again, from the first one on.
+            # Otherwise all calls are made again, from the first one on.
             for worker, num_calls in zip(self._workers.values(), start.calls, strict=True):
                 worker.num_chunks = num_calls
         if self.spec.pure:
-            return [_RemoteIndexCalls(self, partitions, start, number) for number in numbers]
-        sizes = [0] * partitions.num_partitions
-        return [_RemoteWorkerCalls(self, start, number, resumed, sizes) for number in numbers]
+            return [_RemoteIndexCalls(self)]
+        sizes = [0] * self.spec.num_workers
+        return [
+            _RemoteWorkerCalls(self, start, number, resumed, sizes)
+            for number in range(self.spec.num_workers)
+        ]
 
     # ---- round trips
 
-    def call_index(
-        self, first: int, stride: int, epoch: int, size: int, limits: ListLimits, most_deaths: int
-    ) -> Any:
-        """Make calls of a pure function; returns a `Made`. Raises `CallLost`, and `Lost` where the
-        process ended in these calls, or `most_deaths` did."""
-        ticket = Calls(
-            first, stride, epoch, 0, size, limits.calls, limits.rows, limits.num_bytes, None, []
-        )
+    def call_index(self, first: int, epoch: int, size: int, num: int, most_deaths: int) -> Any:
+        """Make so many calls of a pure function at most; returns a `Made`. Raises `CallLost`, and
+        `Lost` if the process ended in these calls, or `most_deaths` did."""
+        ticket = Calls(first, epoch, 0, size, num, _MOST_BYTES, None, [])
         made = self._ask(ticket, None, _as_it_is, most_deaths)
         if made.skipped:
             # Counted where the user looks: at the source that the processes have copies of.
@@ -199,13 +196,10 @@ class ProcessExecution:
             fetch.count_skipped(made.skipped, made.left_out)
         return made
 
-    def call_worker(self, worker_id: int, size: int, limits: ListLimits) -> Any:
-        """Make calls of one worker, in its own process."""
+    def call_worker(self, worker_id: int, size: int, num: int) -> Any:
+        """Make so many calls of one worker at most, in its own process."""
         worker = self._workers[worker_id]
-        ticket = Calls(
-            worker.num_chunks, 1, 0, worker_id, size, limits.calls, limits.rows, limits.num_bytes,
-            None, [],
-        )  # fmt: skip
+        ticket = Calls(worker.num_chunks, 0, worker_id, size, num, _MOST_BYTES, None, [])
         made = self._ask(
             ticket, worker.place, lambda process: worker.prepare(process, ticket, size)
         )
@@ -316,7 +310,7 @@ class _PureFunction:
         execution = self._execution
         return _only(
             lambda most_deaths: execution.call_index(
-                call.index, 1, call.epoch, call.batch_size, _ONE_CALL, most_deaths
+                call.index, call.epoch, call.batch_size, 1, most_deaths
             ),
             execution.run,
         )
@@ -339,7 +333,7 @@ class _WorkerFunction:
     def __call__(self, worker_id: int, batch_size: int) -> Any:
         execution = self._execution
         return _only(
-            lambda _: execution.call_worker(worker_id, batch_size, _ONE_CALL), execution.run
+            lambda _: execution.call_worker(worker_id, batch_size, 1), execution.run
         )
 
 
@@ -388,7 +382,7 @@ class _Deaths:
 
 
 class _Bundle:
-    """Chunks that came together, of one partition. Owner: the fetcher that holds it."""
+    """Chunks that came together, of one ticket. Owner: the fetcher that has it."""
 
     def __init__(self, run: RunSpec) -> None:
         self._chunks: deque[Any] = deque()
@@ -399,18 +393,25 @@ class _Bundle:
         self.cursor: bytes | None = None
         """The worker's after the chunk that was taken last, or after the end."""
 
-    def take(self, limits: ListLimits, ask: Callable[[ListLimits, int], Any]) -> Any:
-        """The next chunk, None, or what was raised; asked for where none is left, by
-        ``ask(limits, most_deaths)``."""
+    @classmethod
+    def of(cls, ticket: Ticket, run: RunSpec) -> _Bundle:
+        """The bundle of a ticket."""
+        if ticket.bundle is None:
+            ticket.bundle = cls(run)
+        return ticket.bundle  # type: ignore[no-any-return]
+
+    def take(self, num: int, ask: Callable[[int, int], Any]) -> Any:
+        """The next chunk, None, or what was raised; if none is left so many are asked for, by
+        ``ask(num, most_deaths)``."""
         while not self._chunks:
             if self._outcome:
                 return self._finish()
             try:
-                made = ask(limits, self._deaths.num_left)
+                made = ask(num, self._deaths.num_left)
             except Lost as lost:
                 # First the calls before the one in which it ended, and then that one alone.
                 before = lost.num_begun - 1
-                limits = limits._replace(calls=max(1, before))
+                num = max(1, before)
                 if not before:
                     self._deaths.count(lost)
                 continue
@@ -421,11 +422,6 @@ class _Bundle:
         if self._cursors:
             self.cursor = self._cursors.popleft()
         return self._chunks.popleft()
-
-    def forget(self) -> None:
-        """Nobody wants what is left of it."""
-        self._chunks.clear()
-        self._outcome = 0
 
     def _finish(self) -> None:
         outcome, self._outcome = self._outcome, 0
@@ -442,38 +438,21 @@ class _Bundle:
 
 
 class _RemoteIndexCalls(IndexCalls):
-    """Calls of `fetch(call)`, several in one round trip. One fetcher thread at a time."""
+    """Calls of `fetch(call)`, several in one round trip. Never changes; fetcher threads use it."""
 
-    def __init__(
-        self, execution: ProcessExecution, partitions: Partitions, start: Position, partition: int
-    ) -> None:
-        super().__init__(execution.spec, partitions, start, partition)
+    def __init__(self, execution: ProcessExecution) -> None:
+        super().__init__(execution.spec)
         self._execution = execution
-        self._bundle = _Bundle(execution.run)
-        self._limits = _ONE_CALL
 
-    def begin_epoch(self, epoch: int) -> int:
-        if epoch != self._epoch:
-            # Another partition has come to the end, so nobody has asked this one.
-            self._bundle.forget()
-        return super().begin_epoch(epoch)
+    def begin(self, ticket: Ticket) -> Callable[[], Any]:
+        execution, bundle = self._execution, _Bundle.of(ticket, self._execution.run)
 
-    def begin_list(self, limits: ListLimits) -> Callable[[], Any]:
-        self._limits = _ONE_CALL if self.one_by_one else limits
-        return self._call
+        def ask(num: int, most_deaths: int) -> Any:
+            return execution.call_index(
+                ticket.first, ticket.epoch, self._rows_asked, num, most_deaths
+            )
 
-    def _call(self) -> Any:
-        chunk = self._bundle.take(self._limits, self._ask)
-        if chunk is not None:
-            self._number += 1
-        return chunk
-
-    def _ask(self, limits: ListLimits, most_deaths: int) -> Any:
-        first = self._index()
-        stride = self._partitions.number(self._partition, self._number + 1) - first
-        return self._execution.call_index(
-            first, stride, self._epoch, self._rows_asked, limits, most_deaths
-        )
+        return lambda: bundle.take(ticket.num, ask)
 
 
 class _RemoteWorkerCalls(WorkerCalls):
@@ -484,27 +463,25 @@ class _RemoteWorkerCalls(WorkerCalls):
         self,
         execution: ProcessExecution,
         start: Position,
-        partition: int,
+        number: int,
         resumed: bool,
         sizes: list[int],
     ) -> None:
-        super().__init__(execution.spec, execution.run, start, partition, resumed, sizes)
+        super().__init__(execution.spec, execution.run, start, number, resumed, sizes)
         self._execution = execution
-        self._bundle = _Bundle(execution.run)
-        self._limits = _ONE_CALL
+        self._bundle: _Bundle | None = None
 
-    def begin_list(self, limits: ListLimits) -> Callable[[], Any]:
-        self._limits = limits
-        return self._call
+    def begin(self, ticket: Ticket) -> Callable[[], Any]:
+        execution = self._execution
+        bundle = self._bundle = _Bundle.of(ticket, execution.run)
 
-    def _call(self) -> Any:
-        return self._bundle.take(self._limits, self._ask)
+        def ask(num: int, most_deaths: int) -> Any:
+            return execution.call_worker(self._worker_id, self._spec.rows_asked, num)
 
-    def _ask(self, limits: ListLimits, most_deaths: int) -> Any:
-        return self._execution.call_worker(self._worker_id, self._spec.rows_asked, limits)
+        return lambda: bundle.take(ticket.num, ask)
 
     def mark(self) -> bytes:
-        mark = self._bundle.cursor
+        mark = None if self._bundle is None else self._bundle.cursor
         if mark is None:
             return super().mark()
         self._check_size(len(mark))

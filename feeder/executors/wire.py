@@ -55,16 +55,14 @@ many of its calls it has begun. So a death is told of the call that was under wa
 
 
 class Calls(msgspec.Struct, array_like=True, tag=1):
-    """Make calls until a limit is reached: of a pure function every `stride`-th index from `first`
-    on, else of one worker, whose next call is its `first`-th."""
+    """Make calls until a limit is reached: of a pure function from index `first` on, otherwise of
+    one worker, whose next call is its `first`-th."""
 
     first: int
-    stride: int
     epoch: int
     worker_id: int
     batch_size: int
     most_calls: int
-    most_rows: int
     most_bytes: int
     restore: Any
     """What comes before the calls, in a process that has not made the worker's last one: None, the

@@ -13,7 +13,7 @@ from feeder.feeds.epochs import Epoch, EpochReader
 from feeder.feeds.length import num_batches
 from feeder.feeds.running import Running
 from feeder.feeds.stream import Stream
-from feeder.workers.fetch.scheduler import Held
+from feeder.workers.fetch.bound import Held
 from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import LazyPosition
@@ -94,7 +94,7 @@ class DeviceFeed(EpochReader):
             else:
                 batch, is_last = self._receive(ready.popleft()), not ready
             if is_last:
-                self._stream.pipeline.channel.hand_out(self._device, self._held)
+                self._stream.pipeline.queue.hand_out(self._device, self._held)
             epoch = self._enter(batch.epoch)
             epoch.newest = batch.index
             batch.of = epoch

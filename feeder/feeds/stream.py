@@ -260,7 +260,7 @@ class Stream:
         queues = [self._queue(device, first_queue, now) for device in range(len(self.queues))]
         blocked_s = sum([queue.blocked.seconds(now) for queue in self.queues])
         return build_feed_figures(
-            self.config, self.number, condition, self.counted, self.pipeline.budget, queues, now,
+            self.config, self.number, condition, self.counted, self.pipeline.bound, queues, now,
             blocked_s=blocked_s, executor=self.pipeline.executor_counts(),
             progress=self._told_progress(),
         )  # fmt: skip

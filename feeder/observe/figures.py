@@ -14,7 +14,7 @@ import msgspec
 
 import feeder
 from feeder.workers.errors import in_words
-from feeder.workers.fetch.scheduler import BufferBudget
+from feeder.workers.fetch.bound import Bound
 from feeder.workers.stats import ExecutorCounts, StreamStats
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def build_feed_figures(
     number: int,
     condition: Condition,
     stats: StreamStats,
-    budget: BufferBudget | None,
+    bound: Bound | None,
     queues: Sequence[QueueFigures],
     now: float,
     *,
@@ -305,8 +305,8 @@ def build_feed_figures(
     executor: ExecutorCounts | None = None,
     progress: ProgressFigures | None = None,
 ) -> FeedFigures:
-    """The figures of one stream. `blocked_s`: the enqueuer's waits for slots and queues; `budget`
-    is None where nothing is buffered."""
+    """The figures of one stream. `blocked_s`: the enqueuer's waits for slots and queues; `bound` is
+    None where nothing is buffered."""
     # A stream that was not started is as old as now: every rate over its age is 0.
     started_at = now if condition.started_at is None else condition.started_at
     asked_at = started_at if condition.asked_at is None else condition.asked_at
@@ -328,9 +328,9 @@ def build_feed_figures(
         idle_s=stats.idle.seconds(now),
         chunks_wait_s=stats.chunks.seconds(now),
         room_wait_s=stats.room.seconds(now) + blocked_s,
-        buffered_rows=0 if budget is None else budget.rows,
-        buffered_bytes=0 if budget is None else budget.bytes,
-        limit_rows=config.run.max_rows if budget is None else budget.max_rows,
+        buffered_rows=0 if bound is None else bound.rows,
+        buffered_bytes=0 if bound is None else bound.bytes,
+        limit_rows=config.run.max_rows if bound is None else bound.max_rows,
         workers=_make_workers(stats, config.stream.first_worker_id, now),
         queues=tuple(queues),
         service=service,

@@ -287,7 +287,7 @@ def test_a_call_that_hangs_is_told_with_the_stack_of_its_process(
     with running(fetch, executor=Processes(num), batch_size=3, timeout=60) as (_, feed):
         remote.wait_at(door)
         # Whatever a start takes on a busy machine: from now on there is one call to wait for.
-        feed.streams[0].pipeline.channel._silence._timeout_s = 1.0
+        feed.streams[0].pipeline.queue._timeout_s = 1.0
         told = r"no chunk for 1\.0 s.* has not returned; see in its stack"
         with pytest.raises(FetchTimeout, match=told) as caught:
             list(feed)

@@ -8,34 +8,23 @@ what the actors answer to the real merge, in the order in which it comes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from itertools import count
 from typing import Any, NamedTuple
 
 from feeder.executors.ledger import Ledger, Ticket
 from feeder.workers.errors import ClosedError
-from feeder.workers.fetch.calls import IndexCalls
-from feeder.workers.fetch.scheduler import (
-    Called,
-    CallsReport,
-    ChunkList,
-    End,
-    ListLimits,
-    Partition,
-    Scheduler,
-)
+from feeder.workers.fetch.tickets import IndexTickets
+from feeder.workers.fetch.tickets import Ticket as CallTicket
 from feeder.workers.spec import RunSpec, StreamSpec
-from feeder.workers.stats import num_partitions
 from feeder.workers.stream.batch import Call
-from feeder.workers.stream.merge import EpochEnd, Merge
-from feeder.workers.stream.position import Partitions
+from feeder.workers.stream.merge import Came, End, EpochEnd, Merge
 from simulation.stream import WAITS, Pipeline, Slots
 from simulation.world import World
 
 TICK_S = 0.25
 """As `actors._TICK_S`."""
 MINUTE_S = 60.0
-_ONE_CALL = ListLimits(1, 1, 1, 0.0)
 
 
 class Workers(NamedTuple):
@@ -181,32 +170,27 @@ class Fleet:
 class FleetPipeline(Pipeline):
     """Makes the batches of a stream whose calls actors make.
 
-    What may be called is the real scheduler's choice, up to a bound on calls that are ahead of the
+    What may be called is the choice of the real tickets, up to a bound on calls that are ahead of the
     merge, which stands for the bound on rows. The order of the chunks is the real merge's.
     """
 
     def __init__(
         self, spec: StreamSpec, run: RunSpec, name: str, queues: Any, slots: Slots, **rest: Any
     ) -> None:
-        self._num = num_partitions(spec, run)
+        self._num = run.num_threads
         super().__init__(spec, run, name, queues, slots, **rest)
         start = self._begin.position
         self._merge = Merge(
             self._partitions, self.schema, start, spec,
             prints=None, first_partition=self._begin.first_partition,
         )  # fmt: skip
-        self._scheduler = Scheduler(self._partitions, start, spec.epochs)
-        self._calls = [
-            IndexCalls(spec, self._partitions, start, number) for number in range(self._num)
-        ]
+        self._tickets = IndexTickets(start, self._num)
+        self._came_by_now: list[Came] = []
         server = slots.server
         workers = self._workers = server.plan.workers
         self.fleet = Fleet(workers, self.name, self._came, server.turn_of)
         server.fleets.append(self.fleet)
         self._waits = False
-
-    def _lay_out(self) -> Partitions:
-        return Partitions(num_partitions=self._num, pure=True, arrival=False)
 
     def start(self) -> None:
         super().start()
@@ -220,46 +204,36 @@ class FleetPipeline(Pipeline):
     # ---- the fetchers
 
     def _call(self) -> None:
-        """Have all calls made that may be."""
-        # A list: a partition that is held is in no turn.
-        for partition in list(self._scheduler.in_turn(self._scheduler.ready)):
-            if not self._call_next(partition):
+        """Have all calls made that may be, one in each thread."""
+        tickets, place = self._tickets, self._merge.position
+        most = place.calls[0] + self._workers.ahead * self._workers.num
+        while tickets.epoch != self._spec.epochs:
+            for ticket in tickets.draw(1, World.current.now):
+                if ticket.epoch == place.epoch and ticket.first >= most:
+                    tickets.put_back(ticket)
+                    return
+                self.fleet.ask(ticket, (ticket.epoch, ticket.first))
+                break
+            else:
                 return
 
-    def _call_next(self, partition: Partition) -> bool:
-        """Have the next call of a partition made; whether that is near enough to the merge."""
-        calls, place = self._calls[partition.number], self._merge.position
-        if num_done := calls.begin_epoch(partition.epoch):
-            partition.pass_over(num_done)
-        index = self._partitions.number(partition.number, partition.next)
-        most = self._workers.ahead * self._workers.num
-        if partition.epoch == place.epoch and index >= self._merge.next_call + most:
-            return False
-        self._scheduler.hold(partition, 0, _ONE_CALL, World.current.now)
-        self.fleet.ask((partition, partition.epoch, index), (partition.epoch, index))
-        return True
-
-    def _came(self, payload: tuple[Partition, int, int]) -> None:
+    def _came(self, ticket: CallTicket) -> None:
         """A call was answered."""
         if self._is_over:
             return
-        partition, epoch, index = payload
-        spec, ending = self._spec, None
+        spec, tickets, number = self._spec, self._tickets, ticket.first
         try:
-            chunk = spec.fetch(Call(index, epoch, 0, spec.rows_asked, 0))
+            what: Any = spec.fetch(Call(number, ticket.epoch, 0, spec.rows_asked, 0))
         except StopIteration:
-            ending = End(None)
+            what = End(None)
+            tickets.close(ticket, ended=True)
         else:
-            partition.chunks.append(chunk)
-            self._calls[partition.number]._number += 1
-        scheduler = self._scheduler
-        called = Called(partition, CallsReport(rows=ending is None), ending)
-        begins = scheduler.give_back(called, World.current.now, False)
-        if begins:
-            self._call()
-        elif next(iter(scheduler.in_turn(scheduler.ready & partition.bit)), None) is partition:
-            self._call_next(partition)
-        if self._waits and scheduler.wanted_bits & scheduler.handed:
+            ticket.note_chunk()
+            tickets.put_back(ticket)
+        self._came_by_now.append((0, ticket.epoch, number, what, None))
+        tickets.begin_epoch()
+        self._call()
+        if self._waits and (0, number) == self._merge.wanted:
             self._waits = False
             self._soon()
 
@@ -267,13 +241,13 @@ class FleetPipeline(Pipeline):
 
     def _make(self) -> Generator[int | None, None, None]:
         """What `Enqueuer.run` does; gives the device for whose slots it waits, None to go on later,
-        or `WAITS` where it waits for chunks."""
-        leftover = self._begin.leftover_chunks(self.schema, self.channel)
+        or `WAITS` if it waits for chunks."""
+        leftover = self._begin.leftover_chunks(self.schema, self.queue)
         if leftover is not None:
             yield from self._take(leftover)
         merge, router = self._merge, self._router
         while not merge.finished:
-            if self.channel.closed:
+            if self.queue.closed:
                 raise ClosedError("the feed is stopped")
             merged = merge.next()
             if isinstance(merged, EpochEnd):
@@ -284,15 +258,17 @@ class FleetPipeline(Pipeline):
             router.flush()
             self._call()
             if merged is None and not merge.finished:
-                while not (lists := self._collect()):
+                while not (came := self._collect()):
                     yield WAITS
-                merge.push(lists)
+                merge.push(came)
             yield None
         router.finish(self._assembler.start_of(merge.position))
 
-    def _collect(self) -> Sequence[ChunkList]:
-        """All that was handed over, once there is something of the partition that is waited for."""
-        scheduler = self._scheduler
-        scheduler.want(scheduler.partitions_of(self._merge.wanted))
-        self._waits = not scheduler.wanted_bits & scheduler.handed
-        return () if self._waits else scheduler.take_all()
+    def _collect(self) -> list[Came]:
+        """All that came, once there is what is waited for."""
+        came, wanted = self._came_by_now, self._merge.wanted
+        self._waits = not any((0, number) == wanted for _, _, number, _, _ in came)
+        if self._waits:
+            return []
+        self._came_by_now = []
+        return came

@@ -21,7 +21,7 @@ from feeder.workers.enqueuer import DeviceQueue, RoundRobinRouter
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.calls import told_of
 from feeder.workers.fetch.resuming import Resume, StreamStart
-from feeder.workers.fetch.scheduler import Held
+from feeder.workers.fetch.bound import Held
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.assembler import Assembler
@@ -212,8 +212,8 @@ class Slots(ArenaSlots):
             waiter()
 
 
-class Channel:
-    """Stands for the channel between fetchers and enqueuer."""
+class Queue:
+    """Stands for the queue between fetchers and enqueuer."""
 
     def __init__(self) -> None:
         self.row_bytes: int | None = None
@@ -252,18 +252,18 @@ class Pipeline:
     ) -> None:  # fmt: skip
         turns = turns or Turns(0 if resume is None else resume.cut.step)
         self._spec, self._slots = spec, slots
-        self._partitions = partitions = self._lay_out()
+        self._partitions = partitions = Partitions(num_partitions=1, pure=True, arrival=False)
         self._begin = begin = StreamStart(spec, run, partitions, resume, stats.fetch)
         axes = None if run.writable else spec.axes
         frame = Frame(partitions, encode, spec.epochs, axes, turns.dealing)
         self.schema = Schema(spec.names, spec.axes, known=begin.columns)
-        self.channel: Any = Channel()
+        self.queue: Any = Queue()
         self._assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, turns=turns, expected=begin.expected,
         )  # fmt: skip
         self._router = RoundRobinRouter(
-            queues, self.channel, self._assembler, spec, run, made=stats.made, report=None,
+            queues, self.queue, self._assembler, spec, run, made=stats.made, report=None,
             slots=slots,
         )  # fmt: skip
         self._server = slots.server
@@ -272,14 +272,11 @@ class Pipeline:
         self._work = self._make()
         self._is_over = False
 
-    def _lay_out(self) -> Partitions:
-        return Partitions(num_partitions=1, pure=True, arrival=False)
-
     def start(self) -> None:
         self._soon()
 
     def close(self) -> None:
-        self.channel.closed = True
+        self.queue.closed = True
 
     def join(self, deadline_s: float) -> None:
         self._is_over = True
@@ -319,13 +316,13 @@ class Pipeline:
     def _make(self) -> Generator[int | None, None, None]:
         """What `Enqueuer.run` does; gives the device for whose slots it waits, or None."""
         spec, assembler, router = self._spec, self._assembler, self._router
-        self._begin.call_apart(self.channel)
-        leftover = self._begin.leftover_chunks(self.schema, self.channel)
+        self._begin.call_apart(self.queue)
+        leftover = self._begin.leftover_chunks(self.schema, self.queue)
         if leftover is not None:
             yield from self._take(leftover)
         position = self._begin.position
         while spec.epochs is None or position.epoch < spec.epochs:
-            if self.channel.closed:
+            if self.queue.closed:
                 raise ClosedError("the feed is stopped")
             first, chunks, ended = position.calls[0], [], False
             failed: FeedError | None = None
@@ -367,8 +364,8 @@ class Pipeline:
 
     def _take(self, merged: MergedChunks) -> Generator[int, None, None]:
         columns = self.schema.columns
-        if self.channel.row_bytes is None and columns is not None:
-            self.channel.row_bytes = sum(column.row_bytes for column in columns)
+        if self.queue.row_bytes is None and columns is not None:
+            self.queue.row_bytes = sum(column.row_bytes for column in columns)
         for batch in self._assembler.add(merged):
             if batch is None:
                 self._router.flush()

@@ -1,6 +1,6 @@
 """How a fetch function is called, and how it is put back to where it was.
 
-One object per partition, used by one thread at a time.
+One object for each sequence of calls.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from feeder.workers.errors import (
     ResumeError,
     in_words,
 )
-from feeder.workers.fetch.scheduler import ListLimits
+from feeder.workers.fetch.tickets import Ticket
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Schema, leaves
 from feeder.workers.stream.digests import chain_marks
 from feeder.workers.stream.placement import Placement, writing_to
-from feeder.workers.stream.position import Cut, Partitions, Position
+from feeder.workers.stream.position import Cut, Position
 from feeder.workers.tuning import TUNING
 
 # ---- Cursors of pure fetch functions: they make the first call after a resume quick.
@@ -142,23 +142,17 @@ def begin_anew(fetch: Any, cursor: Any, worker_ids: Iterable[int]) -> None:
 logger = logging.getLogger("feeder")
 
 
-class PartitionCalls(Protocol):
-    """The calls of one partition."""
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether the next calls are not consecutive, so that each is a chunk list of its own."""
-
-    def begin_epoch(self, epoch: int) -> int:
-        """Get ready to be called in `epoch`; returns the number of calls to pass over."""
+class SequenceCalls(Protocol):
+    """The calls of one sequence: of a pure function, which any number of threads make at once, or of
+    one worker, which one thread at a time makes."""
 
     def put_back(self) -> Iterable[float]:
         """Bring a new fetch function to where the stream goes on, step by step. After each step the
         caller waits for as many seconds as it gives, and may stop."""
 
-    def begin_list(self, limits: ListLimits) -> Callable[[], Any]:
-        """A chunk list of at most so much begins. Returns what calls the fetch function, once each
-        time. It may raise anything, StopIteration at the epoch's end."""
+    def begin(self, ticket: Ticket) -> Callable[[], Any]:
+        """What makes the next call of the ticket each time. It may raise anything, StopIteration at
+        the epoch's end."""
 
     def mark(self) -> bytes:
         """The cursor after the last call, as bytes."""
@@ -168,100 +162,65 @@ class PartitionCalls(Protocol):
 
 
 def make_calls(
-    spec: StreamSpec, run: RunSpec, partitions: Partitions, start: Position, *, resumed: bool,
+    spec: StreamSpec, run: RunSpec, start: Position, *, resumed: bool,
     places: Placement | None = None,
-) -> Sequence[PartitionCalls]:  # fmt: skip
-    """The calls of each partition of a stream that begins at `start`; where it is `resumed` a
-    stream may have been there before. `places` says where calls may write their rows."""
+) -> Sequence[SequenceCalls]:  # fmt: skip
+    """The calls of each sequence of a stream that begins at `start`; if it is `resumed` a stream may
+    have been there before. `places` says where calls may write their rows."""
     if spec.pure:
-        return [
-            IndexCalls(spec, partitions, start, partition, places)
-            for partition in range(partitions.num_partitions)
-        ]
-    # The bytes of each partition's cursor: a token holds all cursors.
-    sizes = [0] * partitions.num_partitions
+        return [IndexCalls(spec, places)]
+    # The bytes of each worker's cursor: a token holds all cursors.
+    sizes = [0] * spec.num_workers
     return [
-        WorkerCalls(spec, run, start, partition, resumed, sizes)
-        for partition in range(partitions.num_partitions)
+        WorkerCalls(spec, run, start, number, resumed, sizes) for number in range(spec.num_workers)
     ]
 
 
 class IndexCalls:
-    """Calls of `fetch(call)`: every `num_partitions`-th index of the epoch.
+    """Calls of `fetch(call)`. Never changes; fetcher threads use it."""
 
-    Owner: the fetcher that holds the partition.
-    """
-
-    def __init__(
-        self, spec: StreamSpec, partitions: Partitions, start: Position, partition: int,
-        places: Placement | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, spec: StreamSpec, places: Placement | None = None) -> None:
         self._fetch = spec.fetch
         self._places = places
-        self._partitions = partitions
-        self._partition = partition
         self._first_worker_id, self._num_workers = spec.first_worker_id, spec.num_workers
         self._rows_asked, self._seed = spec.rows_asked, spec.seed
-        self._epoch = start.epoch
-        self._number = start.calls[partition]
-        self._done = frozenset(start.done)
-
-    @property
-    def one_by_one(self) -> bool:
-        return bool(self._done)
-
-    def begin_epoch(self, epoch: int) -> int:
-        if epoch != self._epoch:
-            self._epoch, self._number, self._done = epoch, 0, frozenset()
-        before = self._number
-        # In the order of arrival a position has indices beyond the smallest that is not done.
-        while self._done and self._index() in self._done:
-            self._number += 1
-        return self._number - before
 
     def put_back(self) -> Iterable[float]:
         """Nothing: a pure function is called with the index to go on at."""
         return ()
 
-    def _index(self) -> int:
-        return self._partitions.number(self._partition, self._number)
+    def begin(self, ticket: Ticket) -> Callable[[], Any]:
+        fetch, places, epoch = self._fetch, self._places, ticket.epoch
+        first_worker_id, num_workers = self._first_worker_id, self._num_workers
+        rows_asked, seed = self._rows_asked, self._seed
 
-    def begin_list(self, limits: ListLimits) -> Callable[[], Any]:
-        return self._call
-
-    def _call(self) -> Any:
-        # As `StreamSpec.call` does, without a call of Python's for each of its numbers.
-        index = self._number * self._partitions.num_partitions + self._partition
-        worker_id = self._first_worker_id + index % self._num_workers
-        call = Call(index, self._epoch, worker_id, self._rows_asked, self._seed)
-        place = None if self._places is None else self._places.place(self._epoch, index)
-        if place is None:
-            chunk = self._fetch(call)
-        else:
+        def call() -> Any:
+            # As `StreamSpec.call` does, without a call of Python's for each of its numbers.
+            index = ticket.first
+            call = Call(index, epoch, first_worker_id + index % num_workers, rows_asked, seed)
+            place = None if places is None else places.place(epoch, index)
+            if place is None:
+                return fetch(call)
             # Written again by a call that is made again: nobody sees the slot before all calls of
             # its batch have returned.
             with writing_to(place, call):
-                chunk = self._fetch(call)
-        if chunk is None:
-            return None
-        self._number += 1
-        return chunk
+                return fetch(call)
+
+        return call
 
     def mark(self) -> bytes:
         return b""
 
     def undo(self) -> None:
-        """Nothing: the index is only counted when a chunk came."""
+        """Nothing: the same call is made again."""
 
 
 class WorkerCalls:
     """Calls of `fetch(worker_id, batch_size)`.
 
-    Owner: the fetcher that holds the partition. `sizes` is shared by all partitions; each writes
+    Owner: the fetcher that has the worker's ticket. `sizes` is shared by all workers; each writes
     its own number, and a sum that is a moment old only delays the error by a call.
     """
-
-    one_by_one = False
 
     def __init__(
         self,
@@ -282,11 +241,8 @@ class WorkerCalls:
         self._origins = origins_of(spec.fetch, spec.cursor)
         self._sizes = sizes
 
-    def begin_list(self, limits: ListLimits) -> Callable[[], Any]:
+    def begin(self, ticket: Ticket) -> Callable[[], Any]:
         return partial(self._spec.fetch, self._worker_id, self._spec.rows_asked)
-
-    def begin_epoch(self, epoch: int) -> int:
-        return 0
 
     def put_back(self) -> Iterable[float]:
         if not self._spec.seekable:
@@ -366,7 +322,7 @@ def fetch_again(
 
     A call that raises is made again as any other call is; `stats` count it for its partition."""
     began, made = time.monotonic(), f"worker {call.worker_id}, call {call.index}"
-    partition, failures = call.index % len(stats.retries), 0
+    number, failures = call.index % len(stats.retries), 0
     while True:
         try:
             chunk = spec.fetch(call)
@@ -375,7 +331,7 @@ def fetch_again(
                 call.worker_id, call.index, "the epoch ended instead"
             ) from None
         except BaseException as error:
-            stats.fail(partition, in_words(error))
+            stats.fail(number, in_words(error))
             is_lost = isinstance(error, CallLost)
             if failures >= run.retries or not isinstance(error, Exception) or is_lost:
                 raise FetchError(
@@ -383,7 +339,7 @@ def fetch_again(
                     worker_id=call.worker_id,
                     call=call.index,
                 ) from error
-            stats.retries[partition] += 1
+            stats.retries[number] += 1
             pause_s = run.retry_backoff_s * 2**failures
             failures += 1
         else:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import FetchTimeout
 from feeder.workers.fetch.calls import fetch_again
-from feeder.workers.fetch.channel import Channel
+from feeder.workers.fetch.queue import Queue
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
@@ -126,27 +126,27 @@ class StreamStart:
         """The partition whose chunk has to come first, whatever the order."""
         return None if self.expected is None else self._partition_of(self.expected)
 
-    def call_apart(self, channel: Channel) -> None:
+    def call_apart(self, queue: Queue) -> None:
         """Make the call that is made out of turn, where there is one. For one fetcher, before its
         other calls."""
         if self._apart is None:
             return
-        # May wait and retry; `channel.pause` returns at once when the stream is stopped.
+        # May wait and retry; `queue.pause` returns at once when the stream is stopped.
         try:
             steps = fetch_again(self._spec, self._run, self._apart[1], self._stats)
-            self._chunk = channel.run_steps(steps)
+            self._chunk = queue.run_steps(steps)
         except BaseException as error:  # The enqueuer raises it.
             self._error = error
         self._is_called = True
-        channel.tell()
+        queue.tell()
 
-    def leftover_chunks(self, schema: Schema, channel: Channel) -> MergedChunks | None:
+    def leftover_chunks(self, schema: Schema, queue: Queue) -> MergedChunks | None:
         """The rows left over, which come before all that is fetched, counted into the buffers;
         None where there are none or where they come with the calls."""
         leftover, resume = self._leftover, self._resume
         if resume is None or self.expected is not None:
             return None
-        rows = resume.rows if self._apart is None else self._take(*self._apart, schema, channel)
+        rows = resume.rows if self._apart is None else self._take(*self._apart, schema, queue)
         if leftover is None or rows is None:
             return None
         partitions, partition = self._partitions, self._partition_of(leftover)
@@ -157,16 +157,16 @@ class StreamStart:
         span = LeftoverSpan(before, after, partition, call, leftover.rows)
         num_rows = leftover.rows - leftover.taken
         # These rows came from no fetcher, so nobody else has counted them into the bound.
-        channel.count(num_rows, sum(array.nbytes for array in rows))
+        queue.count(num_rows, sum(array.nbytes for array in rows))
         columns: list[list[Any]] = [[array] for array in rows]
         return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)
 
     def _take(
-        self, leftover: Leftover, call: Call, schema: Schema, channel: Channel
+        self, leftover: Leftover, call: Call, schema: Schema, queue: Queue
     ) -> Rows | None:
         """The rows left over, of the chunk that comes apart; None where the stream is over."""
         spec, seconds = self._spec, self._run.timeout_s
-        if not channel.wait_for(lambda: self._is_called, seconds) and not channel.closed:
+        if not queue.wait_for(lambda: self._is_called, seconds) and not queue.closed:
             raise FetchTimeout(
                 f"worker {call.worker_id}, call {call.index}: no chunk for {seconds} s when it was "
                 "made again for the resume; raise timeout",

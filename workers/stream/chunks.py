@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.errors import ChunkError, FeedError, ResumeError
+from feeder.workers.errors import ChunkError, ResumeError
 from feeder.workers.stream.dtypes import write_dtype
 
 RawChunk = Sequence[NDArray[Any]]
@@ -352,36 +352,3 @@ def count_bytes(chunk: Any) -> int:
     """Bytes of a chunk that has not been checked yet; 0 for what is none."""
     arrays = chunk if isinstance(chunk, tuple) else ()
     return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
-
-
-class End:
-    """What a partition's last chunk list of an epoch ends with. Written once, by its fetcher."""
-
-    __slots__ = ("mark",)
-
-    def __init__(self, mark: bytes | None) -> None:
-        self.mark = mark
-        """The cursor after `StopIteration`, which the next epoch begins at."""
-
-
-class ChunkList:
-    """Consecutive chunks of one partition, as they are handed from a fetcher to the merge. Whoever
-    has taken it from the partition owns it."""
-
-    __slots__ = ("chunks", "ending", "epoch", "first", "marks", "partition")
-
-    def __init__(
-        self,
-        partition: int,
-        epoch: int,
-        first: int,
-        chunks: list[Any],
-        marks: list[bytes] | None,
-        ending: End | FeedError | None,
-    ) -> None:
-        self.partition = partition
-        self.epoch = epoch
-        self.first = first
-        self.chunks = chunks
-        self.marks = marks
-        self.ending = ending

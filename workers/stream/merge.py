@@ -1,25 +1,43 @@
-"""The one order of all chunks: rules, without threads, that merge the partitions' chunk lists.
+"""The one order of all chunks: rules, without threads, that say which chunk comes next.
 
-In ticket order one chunk is taken from each live partition in turn, so the order follows from
-numbers alone. Where every partition has chunks, whole rounds are merged by slices: the chunks of
-partition j go to every W-th place, and the cost per chunk is that of a list assignment. Chunks are
-checked after that, all at once and in the order of the stream: of many partitions that have a chunk
-each, to check one by one would cost more than to merge them.
+What calls gave comes here in any order, and lies in a table by number until its turn. In the order
+of tickets one chunk is taken from each live worker in turn, and of a pure function the next index,
+so the order follows from numbers alone. All that is there is taken at once, and only then checked,
+in the order of the stream: to check chunks one by one would cost more than to merge them, and checked
+as they come, of two workers that disagree now the one and now the other would be blamed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from feeder.workers.errors import ChunkError, FeedError
 from feeder.workers.spec import StreamSpec
-from feeder.workers.stream.chunks import ChunkList, End, Schema, count_bytes
+from feeder.workers.stream.chunks import Schema, count_bytes
 from feeder.workers.stream.digests import OTHER_ROWS, Prints, chain_marks, hash_chunk
-from feeder.workers.stream.position import Partitions, Position, Span, next_live
+from feeder.workers.stream.position import IndexSpan, Partitions, Position, Span, next_live
 
-# ---- What the merge works with: merged chunks, the end of an epoch, the head of a partition
+# ---- What the merge works with: what calls came to, merged chunks, the end of an epoch
+
+
+class End:
+    """A call has ended its epoch. Written once, by the thread that made it."""
+
+    __slots__ = ("mark",)
+
+    def __init__(self, mark: bytes | None) -> None:
+        self.mark = mark
+        """The cursor after `StopIteration`, which the next epoch begins at."""
+
+
+Came = tuple[int, int, int, Any, "bytes | None"]
+"""What a call came to: its sequence (a worker, or 0), its epoch, its number; a chunk, `End`, or the
+error that takes its place; and the worker's cursor after it."""
+
+_EPOCH = 1 << 48
+"""More calls than an epoch has: a key of a table is an epoch and a number in one."""
 
 
 Columns = list[list[Any]]
@@ -58,37 +76,11 @@ class EpochEnd:
         """The start of the next epoch."""
 
 
-class Head:
-    """What is left of a partition's oldest chunk list, not checked yet. Owned by the merge."""
-
-    __slots__ = ("chunks", "ending", "first", "marks")
-
-    def __init__(self) -> None:
-        self.chunks: list[Any] = []
-        self.first = 0
-        self.marks: list[bytes] | None = None
-        self.ending: End | FeedError | None = None
-
-    def take_first(self, num: int) -> tuple[list[Any], list[bytes] | None]:
-        """Its first `num` chunks. Nothing is left behind that refers to them, so that the
-        assembler can tell whether anybody else does."""
-        chunks, marks = self.chunks, self.marks
-        self.first += num
-        if num == len(chunks):
-            self.chunks = []
-            return chunks, marks
-        self.chunks = chunks[num:]
-        if marks is not None:
-            self.marks = marks[num:]
-        return chunks[:num], marks[:num] if marks is not None else None
-
-
 class Merge:
-    """Merges chunk lists in ticket order, or in the order of arrival.
+    """Merges what calls gave, in the order of tickets or in the order of arrival.
 
-    Owned by the enqueuer's thread.
-    The channel lets one of them in at a time. Nothing here locks, waits or looks at a clock, so
-    the same chunk lists always come out in the same order.
+    Owned by the enqueuer's thread. Nothing here locks, waits or looks at a clock, so the same chunks
+    always come out in the same order.
     """
 
     def __init__(
@@ -107,25 +99,29 @@ class Merge:
         self.position = start
         """Where the merged chunks end."""
         self._spec = spec
-        # Where each call gives so many rows: the partition, the number and the rows of the last
-        # call, where that gave fewer. It has to be the epoch's last.
+        # If each call gives so many rows: the sequence, the number and the rows of the last call,
+        # if that gave fewer. It has to be the epoch's last.
         self._rows_per_call = rows_per_call
         self._short: tuple[int, int, int] | None = None
         # Replay compares what calls gave then with what they give now, by a chain of digests.
         self._chained = not (spec.pure or spec.seekable)
-        # The debug switch's: what each chunk was when its call returned; None where it is off.
+        # The debug switch's: what each chunk was when its call returned; None if it is off.
         self._prints = prints
-        self._chunk_lists: list[deque[ChunkList]] = [
-            deque() for _ in range(partitions.num_partitions)
-        ]
-        self._heads = [Head() for _ in range(partitions.num_partitions)]
-        # The partitions of chunk lists that are not opened, in the order in which they came (order
-        # of arrival).
-        self._arrivals: deque[int] = deque()
+        num = partitions.num_partitions
+        self._tables: list[dict[int, Any]] = [{} for _ in range(num)]
+        self._marks: list[dict[int, bytes]] = [{} for _ in range(num)]
+        # The keys of what came, in the order in which it came (order of arrival).
+        self._arrivals: deque[tuple[int, int]] = deque()
         # After a resume in arrival order the chunk that the cut lies in has to come first.
         self._first_partition = first_partition
-        # In the pure form, the smallest index known to have raised StopIteration.
+        # What comes next in the order and is no chunk, with its sequence.
+        self._last: tuple[int, End | FeedError] | None = None
+        # Of a pure function in arrival order: errors of indices that may yet turn out to lie beyond
+        # the end; and the smallest index known to have raised StopIteration.
+        self._early: dict[int, FeedError] = {}
         self._ends_at: int | None = None
+        self.num_held = 0
+        """Calls that came and cannot be merged yet."""
         self.discarded_rows = self.discarded_bytes = 0
         """What came from beyond the end of an epoch, for the caller to count out of the bound."""
 
@@ -136,125 +132,194 @@ class Merge:
         return epochs is not None and self.position.epoch >= epochs
 
     @property
-    def wanted(self) -> int | None:
-        """The partition that is waited for; None for any."""
-        return self._first_partition if self._partitions.arrival else self.position.turn
+    def wanted(self) -> tuple[int, int] | None:
+        """The sequence and the number of the call that is waited for; None for any."""
+        turn = self._first_partition if self._partitions.arrival else self.position.turn
+        return None if turn is None else (turn, self.position.calls[turn])
 
-    @property
-    def next_call(self) -> int:
-        """The number of the call whose chunk comes next in ticket order."""
-        turn = self.position.turn
-        return self._partitions.number(turn, self.position.calls[turn])
-
-    def push(self, chunk_lists: list[ChunkList]) -> None:
-        """Add chunk lists as they were collected."""
-        for chunk_list in chunk_lists:
-            self._chunk_lists[chunk_list.partition].append(chunk_list)
-            if self._partitions.arrival:
-                self._arrivals.append(chunk_list.partition)
+    def push(self, came: Iterable[Came]) -> None:
+        """Add what calls came to, as it was collected."""
+        tables, epoch, arrives = self._tables, self.position.epoch, self._partitions.arrival
+        for sequence, of_epoch, number, what, mark in came:
+            # A pure function is called ahead of the epoch's end, which nobody knows yet.
+            if of_epoch < epoch:
+                self._discard(what)
+                continue
+            key = of_epoch * _EPOCH + number
+            tables[sequence][key] = what
+            self.num_held += 1
+            if mark is not None:
+                self._marks[sequence][key] = mark
+            if arrives:
+                self._arrivals.append((sequence, key))
 
     def next(self) -> MergedChunks | EpochEnd | None:
-        """The next merged chunks, or the end of an epoch; None where more chunk lists are needed.
+        """The next merged chunks, or the end of an epoch; None if more has to come.
 
         Raises the error of a call, or `ChunkError`, in its place in the order.
         """
         while not self.finished:
-            # Asked before anything is opened: what lies behind the end of the epoch is not looked
-            # at, so that a defect there is no error.
             if self._has_ended():
                 return self._end_epoch()
-            partition = self._next_partition()
-            if partition is None:
-                return None
-            if not self._load(partition):
-                if self._partitions.arrival and self._first_partition is None:
-                    continue  # What it had was stale; another may have something.
-                return None
-            head = self._heads[partition]
-            if self._ends_at is not None:
-                # The end of an epoch is known only when a call has raised. By then other partitions
-                # may have gone beyond it; what they gave there is not of this epoch.
-                self._discard_beyond(partition, head)
-            if head.chunks:
-                merged = self._take(*self._next_ring(partition))
-                if merged is None:
-                    continue  # The first of these chunks is defective.
-                return merged
-            if self._is_early(partition, head):
+            if self._last is not None:
+                # Taken out first: a raised error must not stay for the next call to find it again.
+                (sequence, last), self._last = self._last, None
+                if isinstance(last, FeedError):
+                    raise last
+                self._end(sequence, last)
                 continue
-            # Taken out first: a raised error must not stay where the next call finds it again.
-            ending, head.ending = head.ending, None
-            if isinstance(ending, FeedError):
-                raise ending
-            if ending is not None:
-                self._end_partition(partition, ending)
+            if self._partitions.arrival:
+                merged = self._merge_arrivals()
+            else:
+                merged = self._merge_ring()
+            if merged is not None:
+                return merged
+            if self._last is None and not self._has_ended() and not self._is_early_next:
+                return None
         return None
 
-    def _next_partition(self) -> int | None:
-        if not self._partitions.arrival:
-            return self.position.turn
-        if self._first_partition is not None:
-            return self._first_partition
-        # What has been begun first; then what came first, of this epoch.
-        for partition, head in enumerate(self._heads):
-            if head.chunks or (head.ending is not None and not self._is_early(partition, head)):
-                return partition
-        return next((partition for partition in self._arrivals if self._has_come(partition)), None)
+    # ---- in the order of tickets
 
-    def _is_early(self, partition: int, head: Head) -> bool:
-        """Whether an error is of an index that may yet turn out to lie beyond the end: until all
-        smaller indices are done it waits."""
-        # In ticket order the merge reaches an index when all smaller ones are done. Where each
-        # partition has an end of its own (worker ids) no index lies beyond another partition's end.
-        sure = not (self._partitions.pure and self._partitions.arrival)
-        if sure or not isinstance(head.ending, FeedError):
-            return False
-        index, live = self._partitions.number(partition, head.first), self.position.live
-        others = (other for other in range(len(live)) if other != partition and live[other])
-        return any(self._next_index(other) < index for other in others)
+    def _merge_ring(self) -> MergedChunks | None:
+        """All chunks that are there from the next one on, in the order of the ring."""
+        position = self.position
+        live, num = position.live, len(position.live)
+        ring = [i % num for i in range(position.turn, position.turn + num) if live[i % num]]
+        tables = [self._tables[i] for i in ring]
+        keys = [position.epoch * _EPOCH + position.calls[i] for i in ring]
+        firsts, chunks, j, size = list(keys), [], 0, len(ring)
+        while (what := tables[j].pop(keys[j], None)) is not None:
+            if type(what) is not tuple and isinstance(what, (End, FeedError)):
+                self._last = ring[j], what
+                self.num_held -= 1
+                break
+            chunks.append(what)
+            keys[j] += 1
+            j += 1
+            if j == size:
+                j = 0
+        self.num_held -= len(chunks)
+        if not chunks:
+            return None
+        ring, firsts = ring[: len(chunks)], firsts[: len(chunks)]
+        marks = [self._take_marks(*its) for its in zip(ring, firsts, keys, strict=False)]
+        return self._merge(chunks, ring, [first % _EPOCH for first in firsts], marks)
 
-    def _next_index(self, partition: int) -> int:
-        """The first index of a pure function's partition that is not done."""
-        call, done = self.position.calls[partition], self.position.done
-        # After a resume some indices above the first missing one are done already.
-        while self._partitions.number(partition, call) in done:
-            call += 1
-        return self._partitions.number(partition, call)
+    def _take_marks(self, sequence: int, first: int, stop: int) -> list[bytes] | None:
+        marks = self._marks[sequence]
+        return [marks.pop(key) for key in range(first, stop)] if self._spec.seekable else None
 
-    def _has_come(self, partition: int) -> bool:
-        """Whether the partition's next chunk list is there and not of an epoch to come."""
-        chunk_lists = self._chunk_lists[partition]
-        return bool(chunk_lists) and chunk_lists[0].epoch <= self.position.epoch
+    # ---- in the order of arrival
 
-    def _load(self, partition: int) -> bool:
-        """Make the partition's head hold something; False where nothing of this epoch has come."""
-        head, chunk_lists = self._heads[partition], self._chunk_lists[partition]
-        while not head.chunks and head.ending is None:
-            if not self._has_come(partition):
-                return False
-            chunk_list = chunk_lists.popleft()
-            if self._partitions.arrival:
-                self._arrivals.remove(partition)
-            # A pure function is called ahead of the epoch's end, which nobody knows yet. What came
-            # for the old epoch counts out of the bound, and is looked at no more.
-            if chunk_list.epoch < self.position.epoch:
-                self._discard(chunk_list.chunks)
+    def _merge_arrivals(self) -> MergedChunks | None:
+        """The chunks of one sequence that came next."""
+        if self._is_early_next:
+            self._last = 0, self._early.pop(self.position.calls[0])
+            return None
+        chunks: list[Any] = []
+        sequence, keys = self._first_partition, list[int]()
+        next_epoch = (self.position.epoch + 1) * _EPOCH
+        for arrival in list(self._arrivals):
+            if arrival[1] >= next_epoch:
+                break
+            if sequence not in (None, arrival[0]):
+                if self._first_partition is None:
+                    break
                 continue
-            self._open(head, chunk_list)
-        return True
+            what = self._take_arrival(*arrival, is_first=not chunks)
+            if what is not None:
+                sequence = arrival[0]
+                chunks.append(what)
+                keys.append(arrival[1])
+            if self._last is not None:
+                break
+        if not chunks:
+            return None
+        assert sequence is not None
+        numbers = [key % _EPOCH for key in keys]
+        if not self._partitions.pure:
+            numbers = numbers[:1]  # The others follow.
+        marks = self._take_marks(sequence, keys[0], keys[-1] + 1)
+        return self._merge(chunks, [sequence], numbers, [marks])
 
-    def _open(self, head: Head, chunk_list: ChunkList) -> None:
-        head.chunks, head.first = chunk_list.chunks, chunk_list.first
-        head.marks, head.ending = chunk_list.marks, chunk_list.ending
-        error = None if self._prints is None else find_changed(chunk_list, self._prints)
+    @property
+    def _is_early_next(self) -> bool:
+        """Whether the index that comes next has failed."""
+        return self.position.calls[0] in self._early
+
+    def _take_arrival(self, sequence: int, key: int, *, is_first: bool) -> Any:
+        """What came so, if it is a chunk; otherwise it is noted."""
+        what, number = self._tables[sequence][key], key % _EPOCH
+        is_last = type(what) is not tuple and isinstance(what, (End, FeedError))
+        self._arrivals.remove((sequence, key))
+        del self._tables[sequence][key]
+        self.num_held -= 1
+        if self._ends_at is not None and number > self._ends_at:
+            self._discard(what)
+        elif not is_last:
+            return what
+        elif self._partitions.pure and isinstance(what, FeedError):
+            self._early[number] = what
+        elif self._partitions.pure:
+            self._ends_at = number if self._ends_at is None else min(number, self._ends_at)
+        else:
+            self._last = sequence, what
+        return None
+
+    # ---- chunks, checked
+
+    def _merge(
+        self, chunks: list[Any], ring: list[int], numbers: list[int],
+        marks: Sequence[list[bytes] | None],
+    ) -> MergedChunks | None:  # fmt: skip
+        """Chunks of the ring's sequences in turn, from these calls on (of a pure function in order
+        of arrival of just these), checked; those before the first defective one, None if that is
+        none."""
+        size = len(ring)
+        is_by_index = self._partitions.pure and self._partitions.arrival
+
+        def call_of(i: int) -> tuple[int, int]:
+            if is_by_index:
+                return 0, numbers[i]
+            return ring[i % size], numbers[i % size] + i // size
+
+        if self._prints is not None:
+            chunks = self._unchanged(chunks, call_of)
+            if not chunks:
+                return None
+        columns, rows, error = self._schema.arrange(chunks)
         if error is not None:
-            self._end_by(error, head, chunk_list.partition, error.call)
+            self._last = 0, self._place(error, *call_of(len(rows)))
+        if self._rows_per_call is not None:
+            num, wrong = self._check_rows([call_of(i) for i in range(len(chunks))], rows)
+            if wrong is not None:
+                columns, rows = tuple([column[:num] for column in columns]), rows[:num]
+                self._last = 0, wrong
+        if not rows:
+            return None
+        if self._chained:
+            marks = self._chain(ring, numbers, columns, len(rows))
+        self._first_partition = None
+        if is_by_index:
+            span: Span = IndexSpan(self.position, numbers, rows)
+            self.position = self._partitions.gather(span.position(len(rows)))
+        else:
+            span = Span(self.position, ring, numbers[:size], rows, marks)
+            self.position = span.position(len(rows))
+        return MergedChunks(span, list(columns), rows)
 
-    def _end_by(self, error: ChunkError, head: Head, partition: int, sound: int) -> None:
-        """The partition's chunks come to an end after the first `sound` ones, by an error. Those
-        are merged first: batches that were good come, whenever the error is known."""
-        head.ending = self._place(error, partition, head.first + sound)
-        head.chunks = head.chunks[:sound]
+    def _unchanged(self, chunks: list[Any], call_of: Any) -> list[Any]:
+        """The chunks before the first that is not what the fetch function returned, or would not
+        return again; its error comes next."""
+        assert self._prints is not None
+        for i, chunk in enumerate(chunks):
+            sequence, number = call_of(i)
+            error = find_changed(chunk, self._prints.pop(
+                (sequence, self.position.epoch, number), None))  # fmt: skip
+            if error is not None:
+                self._last = 0, self._place(error, sequence, number)
+                return chunks[:i]
+        return chunks
 
     def _place(self, error: ChunkError, partition: int, call: int) -> ChunkError:
         """The error of a partition's call, with the worker and the call as the user knows them."""
@@ -272,64 +337,6 @@ class Merge:
         if not self._spec.pure or not callable(first_name):
             return None
         return str(first_name(self._spec.call(self.position.epoch, call)))
-
-    def _next_ring(self, partition: int) -> tuple[list[int], int]:
-        """The partitions from `partition` on whose chunks come next, in turn, and how many chunks
-        of each."""
-        heads, live = self._heads, self.position.live
-        ring, num = [partition], len(heads[partition].chunks)
-        if self._partitions.arrival:
-            return ring, num
-        size = len(live)
-        for i in range(partition + 1, partition + size):
-            other = i % size
-            if not live[other]:
-                continue
-            chunks = heads[other].chunks if self._load(other) else ()
-            if not chunks:
-                return ring, 1  # Its turn comes before any other has a second one.
-            ring.append(other)
-            num = min(num, len(chunks))
-        return ring, num
-
-    def _take(self, ring: list[int], num: int) -> MergedChunks | None:
-        """The first `num` chunks of each partition of the ring, checked, in the order of the
-        stream; those before the first defective one, None where that is none."""
-        heads, size = [self._heads[i] for i in ring], len(ring)
-        firsts = [head.first for head in heads]
-        chunks: list[Any] = [None] * (num * size)
-        marks: list[list[bytes] | None] = []
-        for j, head in enumerate(heads):
-            # Chunk k of partition j is chunk k * size + j of the merged ones: one slice assignment
-            # in place of a loop over chunks.
-            chunks[j::size], of_partition = head.take_first(num)
-            marks.append(of_partition)
-        # The fetchers do not check chunks, the merge does, in the order of the stream: the schema
-        # is that of the first chunk in this order. Checked where they arrive, of two workers that
-        # disagree now the one and now the other would be blamed.
-        columns, rows, error = self._schema.arrange(chunks)
-        if self._rows_per_call is not None:
-            calls = [(ring[i % size], firsts[i % size] + i // size) for i in range(len(chunks))]
-            num, wrong = self._check_rows(calls, rows)
-            if wrong is not None:
-                columns, rows = tuple([column[:num] for column in columns]), rows[:num]
-                k, j = divmod(num, size)
-                heads[j].first, heads[j].chunks, heads[j].ending = firsts[j] + k, [], wrong
-                if not rows:
-                    return None
-                error = None
-        if error is not None:
-            k, j = divmod(len(rows), size)
-            heads[j].first, heads[j].chunks = firsts[j] + k, []
-            self._end_by(error, heads[j], ring[j], 0)
-            if not rows:
-                return None
-        if self._chained:
-            marks = self._chain(ring, firsts, columns, len(rows))
-        self._first_partition = None
-        span = Span(self.position, ring, firsts, rows, marks)
-        self.position = span.position(len(rows))
-        return MergedChunks(span, list(columns), rows)
 
     def _check_rows(
         self, calls: list[tuple[int, int]], rows: list[int]
@@ -363,79 +370,47 @@ class Merge:
             for j, (partition, first) in enumerate(zip(ring, firsts, strict=True))
         ]
 
-    def _end_partition(self, partition: int, end: End) -> None:
-        """A partition has ended the epoch."""
+    # ---- the end of an epoch
+
+    def _end(self, sequence: int, end: End) -> None:
+        """A sequence has ended the epoch."""
         position = self.position
-        live = tuple(alive and i != partition for i, alive in enumerate(position.live))
-        # A seekable function moves on as it ends an epoch: the cursor after the end counts, else a
-        # resume ends the epoch once more.
-        mark = end.mark or position.marks[partition]
-        marks = (*position.marks[:partition], mark, *position.marks[partition + 1 :])
-        turn = next_live(live, partition)
+        if self._partitions.pure:
+            self._ends_at = position.calls[0]
+            return
+        live = tuple(alive and i != sequence for i, alive in enumerate(position.live))
+        # A seekable function moves on as it ends an epoch: the cursor after the end counts, since a
+        # resume would end the epoch once more otherwise.
+        mark = end.mark or position.marks[sequence]
+        marks = (*position.marks[:sequence], mark, *position.marks[sequence + 1 :])
+        turn = next_live(live, sequence)
         self._first_partition = None
         self.position = position._replace(live=live, marks=marks, turn=turn)
-        if self._partitions.pure:
-            # A pure function ends the epoch by an index. The smallest index that raised counts:
-            # which call raised first depends on timing.
-            index = self._partitions.number(partition, self._heads[partition].first)
-            self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
 
     def _has_ended(self) -> bool:
-        """Whether the epoch has. In ticket order a pure function's first end is the smallest; in
-        order of arrival every partition has to come to it."""
-        live, partitions = self.position.live, self._partitions
-        if self._ends_at is None:
-            return not any(live)
-        if not partitions.arrival:
-            return True
-        ends_at = self._ends_at
-        return all(
-            not live[partition] or self._next_index(partition) > ends_at
-            for partition in range(len(live))
-        )
+        """Whether the epoch has."""
+        # In order of arrival every index before the smallest that raised has to come.
+        if self._partitions.pure:
+            return self._ends_at is not None and self.position.calls[0] >= self._ends_at
+        return not any(self.position.live)
 
-    def _discard_beyond(self, partition: int, head: Head) -> None:
-        """Drop a partition's chunks from beyond the smallest index that ended the epoch, errors
-        too."""
-        assert self._ends_at is not None
-        num = len(head.chunks)
-        # The index that raised gave nothing, so `<=` keeps what is before it.
-        sound = sum(
-            self._partitions.number(partition, head.first + i) <= self._ends_at for i in range(num)
-        )
-        if sound < num:
-            self._discard(head.chunks[sound:])
-            # Their memory is free now, before the epoch ends.
-            head.chunks, head.ending = head.chunks[:sound], None
-        if not sound:
-            calls = self.position.calls
-            calls = (
-                *calls[:partition],
-                # The partition counts as past the end: in order of arrival the epoch ends when all
-                # of them are.
-                max(calls[partition], head.first + num),
-                *calls[partition + 1 :],
-            )
-            self.position = self.position._replace(calls=calls)
-
-    def _discard(self, chunks: Sequence[Any]) -> None:
-        self.discarded_rows += self._schema.count_rows(chunks)
-        self.discarded_bytes += sum(map(count_bytes, chunks))
+    def _discard(self, what: Any) -> None:
+        if not isinstance(what, (End, FeedError)):
+            self.discarded_rows += self._schema.count_rows([what])
+            self.discarded_bytes += count_bytes(what)
 
     def _end_epoch(self) -> EpochEnd:
-        if self._partitions.pure:
-            for head in self._heads:
-                self._discard(head.chunks)
-                # Chunks beyond the end, and errors of calls beyond it, which a user never hears of.
-                head.chunks, head.ending = [], None
-            # Also of partitions whose turn never came: an epoch may have fewer calls than those.
-            for partition, chunk_lists in enumerate(self._chunk_lists):
-                while chunk_lists and chunk_lists[0].epoch <= self.position.epoch:
-                    self._discard(chunk_lists.popleft().chunks)
-                    if self._partitions.arrival:
-                        self._arrivals.remove(partition)
-        self._ends_at = self._short = None
         self.position = self._partitions.next_epoch(self.position)
+        if self._partitions.pure:
+            # Chunks beyond the end, and errors of calls beyond it, which a user never hears of.
+            begins, table = self.position.epoch * _EPOCH, self._tables[0]
+            beyond = [key for key in table if key < begins]
+            self.num_held -= len(beyond)
+            for key in beyond:
+                self._discard(table.pop(key))
+            self._arrivals = deque([one for one in self._arrivals if one[1] >= begins])
+        self._ends_at = self._short = self._last = None
+        self._early.clear()
         return EpochEnd(self.position)
 
 
@@ -447,21 +422,18 @@ def _wrong_rows(got: int, expected: int) -> ChunkError:
     )  # fmt: skip
 
 
-def find_changed(chunk_list: ChunkList, prints: Prints) -> ChunkError | None:
-    """The first chunk that is not what the fetch function returned, or would not return again."""
-    for i, chunk in enumerate(chunk_list.chunks):
-        returned = prints.pop((chunk_list.partition, chunk_list.epoch, chunk_list.first + i), None)
-        if returned == OTHER_ROWS:
-            return ChunkError(
-                "the fetch function gave other rows when the same call was made again; let "
-                "fetch(call) depend on the call alone (call.rng draws), or keep its state in "
-                "fetch(worker_id, batch_size)",
-                call=i,
-            )
-        if returned is not None and returned != hash_chunk(chunk):
-            return ChunkError(
-                "the fetch function changed the arrays after it returned them; return "
-                "new arrays, or copies",
-                call=i,
-            )
+def find_changed(chunk: Any, returned: int | None) -> ChunkError | None:
+    """What is wrong if a chunk is not what the fetch function returned, or would not return again;
+    `returned` is its digest of then."""
+    if returned == OTHER_ROWS:
+        return ChunkError(
+            "the fetch function gave other rows when the same call was made again; let "
+            "fetch(call) depend on the call alone (call.rng draws), or keep its state in "
+            "fetch(worker_id, batch_size)"
+        )
+    if returned is not None and returned != hash_chunk(chunk):
+        return ChunkError(
+            "the fetch function changed the arrays after it returned them; return "
+            "new arrays, or copies"
+        )
     return None

@@ -325,6 +325,26 @@ class Span:
         return partition, self.firsts[i] + count, mark
 
 
+class IndexSpan(Span):
+    """The span of calls of a pure function that were merged as they came. Written once, by the
+    merge."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, start: Position, numbers: Sequence[int], rows: list[int]) -> None:
+        super().__init__(start, (0,), numbers[:1], rows, (None,))
+        self.numbers = numbers
+
+    def position(self, num_chunks: int) -> Position:
+        """The position after the first `num_chunks` chunks."""
+        done = (*self.start.done, *self.numbers[:num_chunks])
+        return self.start._replace(done=done)
+
+    def call(self, num_chunks: int) -> tuple[int, int, bytes | None]:
+        """The call that the chunk after the first `num_chunks` came from."""
+        return 0, self.numbers[num_chunks], None
+
+
 def next_live(live: Sequence[bool], partition: int) -> int:
     """The first live partition after `partition` in the ring; `partition` itself where there is no
     other."""

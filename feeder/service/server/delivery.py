@@ -41,7 +41,7 @@ from feeder.service.server.run import ServedFeed, StreamIncarnation
 from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
 from feeder.workers.fetch.resuming import Resume
-from feeder.workers.fetch.scheduler import Held
+from feeder.workers.fetch.bound import Held
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Columns
@@ -565,7 +565,7 @@ class Delivery:
             batches = batches[:num]
             rows = sum([batch.rows for batch in batches])
             num_bytes = sum([batch.held_bytes for batch in batches])
-            run.pipeline.channel.hand_out(lease.queue, Held(num, rows, num_bytes, 0))
+            run.pipeline.queue.hand_out(lease.queue, Held(num, rows, num_bytes, 0))
 
     def let_go(self, lease: Lease, news: News) -> None:
         """Let go of what used batches kept: chunks for snapshots at their positions, and the slots
@@ -583,7 +583,7 @@ class Delivery:
         num = news.run.used[lease.queue].advance(lease.replica, len(used))
         kept_rows = sum([batch.kept_rows for batch in used[:num]])
         if kept_rows:
-            news.run.pipeline.channel.hand_out(lease.queue, Held(0, 0, 0, kept_rows))
+            news.run.pipeline.queue.hand_out(lease.queue, Held(0, 0, 0, kept_rows))
 
 
 def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:

@@ -55,7 +55,7 @@ def feed_figures(group: ConsumerGroup, now: float) -> FeedFigures:
         0,
         condition,
         feed.counted,
-        None if run is None else run.pipeline.budget,
+        None if run is None else run.pipeline.bound,
         [_queue(group, seat, now) for seat in range(len(group.leases))],
         now,
         blocked_s=feed.slots.waited.seconds(now),

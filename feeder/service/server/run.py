@@ -31,7 +31,7 @@ from feeder.state.snapshot import Snapshot, StreamState
 from feeder.state.state_dict import unpack_position
 from feeder.workers.errors import ClosedError, in_words
 from feeder.workers.fetch.resuming import Resume
-from feeder.workers.fetch.scheduler import Held
+from feeder.workers.fetch.bound import Held
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import Stopwatch, StreamStats, num_partitions
 from feeder.workers.stream.batch import Batch
@@ -186,7 +186,8 @@ class FeedFactory:
         stream = self.config.stream
         arrival = stream.order == "arrival"
         partitions = Partitions(
-            num_partitions=stream.num_workers, pure=stream.pure, arrival=arrival
+            num_partitions=1 if stream.pure else stream.num_workers, pure=stream.pure,
+            arrival=arrival,
         )
         return Cut(
             epoch=0, index=0, step=0, finished=False, position=partitions.origin(), leftover=None,
@@ -710,7 +711,7 @@ class ServedFeed:
             held = Held(
                 is_sent, is_sent * batch.rows, is_sent * batch.held_bytes, is_used * batch.kept_rows
             )
-            pipeline.channel.hand_out(queue, held)
+            pipeline.queue.hand_out(queue, held)
 
         outboxes = [
             # One outbox of each queue checks its batches, which are those of all its replicas.

@@ -210,7 +210,7 @@ def test_a_call_that_hangs_is_told_with_its_stack(
     with running(fetch, executor=executor, timeout=TIMEOUT_S) as (_, feed):
         # An actor may take any time to start: the limit counts from when the call has begun.
         remote.wait_at(door)
-        feed.streams[0].pipeline.channel._silence._timeout_s = 1.0
+        feed.streams[0].pipeline.queue._timeout_s = 1.0
         with pytest.raises(feeder.FetchTimeout) as caught:
             list(feed)
     told = "".join(caught.value.__notes__)

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from feeder.devices.slots import HostSlots, PrivateSlots
-from feeder.workers.fetch.scheduler import ChunkList, End
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Schema
-from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
+from feeder.workers.stream.merge import End, EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import Frame, Partitions, Span
 from feeder.workers.stream.rounds import Turns
 
@@ -153,22 +152,20 @@ def test_a_chunk_that_nobody_else_can_see_is_passed_on() -> None:
     assert not is_copied(lambda array, kept: array)
 
 
-def test_rows_beyond_the_end_are_counted_out() -> None:
-    partitions = Partitions(num_partitions=2, pure=True, arrival=False)
-    spec = make_spec(pure=True, names=("id",), axes=(0,), num_workers=2)
+@pytest.mark.parametrize("arrival", [False, True])
+def test_rows_beyond_the_end_are_counted_out(arrival: bool) -> None:
+    partitions = Partitions(num_partitions=1, pure=True, arrival=arrival)
+    spec = make_spec(pure=True, names=("id",), axes=(0,))
     merge = Merge(
-        partitions, Schema(spec.names, spec.axes), partitions.spread(partitions.origin()), spec,
-        prints=None, first_partition=None,
+        partitions, Schema(spec.names, spec.axes), partitions.origin(), spec, prints=None,
+        first_partition=None,
     )  # fmt: skip
-    beyond = [(np.zeros(rows),) for rows in (1, 0, 3, 2)]
-    merge.push(
-        [ChunkList(0, 0, 0, [], None, End(None)), ChunkList(1, 0, 0, beyond[:2], None, None)]
-    )
+    merge.push([(0, 0, 0, End(None), None)])
+    merge.push([(0, 0, number, (np.zeros(number),), None) for number in (1, 3)])
     assert isinstance(merge.next(), EpochEnd)
-    merge.push([ChunkList(1, 0, 2, beyond[2:], None, None)])
-    merge.push([ChunkList(0, 1, 0, [(np.zeros(3),)], None, None)])
-    merge.push([ChunkList(1, 1, 0, [], None, End(None))])
-    run, end = merge.next(), merge.next()
+    merge.push([(0, 0, 2, (np.zeros(2),), None), (0, 1, 0, (np.zeros(3),), None)])
+    run = merge.next()
     assert isinstance(run, MergedChunks)
-    assert isinstance(end, EpochEnd)
-    assert merge.discarded_rows == 6
+    merge.push([(0, 1, 1, End(None), None)])
+    assert isinstance(merge.next(), EpochEnd)
+    assert (merge.discarded_rows, merge.num_held) == (6, 0)

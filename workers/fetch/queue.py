@@ -1,0 +1,450 @@
+"""The bounded queue: one lock, and everything that fetchers, the enqueuer and the user share.
+
+Fetchers draw tickets here, and put down what each call gave, with its number. The enqueuer takes
+all that came at once, whatever its order: what comes first follows from numbers, and the merge knows
+them. So the queue is a list that is taken as a whole, and nobody searches it. It is bounded in calls,
+rows and bytes, counted until the user has them: the user's thread makes room here as well.
+
+To wake a thread costs more than a quick call. So whoever waits for a call is woken when the ticket
+of that call is done, and only if that takes long when the call itself is.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from feeder.workers.errors import ClosedError, FeedError, FetchTimeout, in_words
+from feeder.workers.fetch.bound import Bound, Held
+from feeder.workers.fetch.threads import Wakes, stack
+from feeder.workers.fetch.tickets import IndexTickets, Ticket, Tickets
+from feeder.workers.spec import CallNames
+from feeder.workers.stats import Stopwatch, StreamStats
+from feeder.workers.stream.merge import Came, End
+from feeder.workers.tuning import TUNING, Tuning
+
+_T = TypeVar("_T")
+
+_MOST_CALLS = 4096
+"""So many calls may have come and not be merged. Chunks without rows count in no other bound."""
+
+_NUM_AHEAD = 4
+"""For so many batches more than calls under way fill slots are taken ahead, if these are small."""
+
+_AHEAD_BYTES = 16 * 1024 * 1024
+
+
+class User(Protocol):
+    """Somebody who may be waiting for a batch."""
+
+    @property
+    def waited_since(self) -> float | None:
+        """Since when (monotonic clock); None while not."""
+
+
+class Queue:
+    """The calls of a stream between those who make them, the enqueuer, and the user.
+
+    Any thread may call any method; one thread at a time collects. Nobody calls user code while
+    holding the lock.
+    """
+
+    def __init__(
+        self,
+        tickets: Tickets,
+        bound: Bound,
+        stats: StreamStats,
+        names: CallNames,
+        users: Sequence[User],
+        *,
+        num_threads: int,
+        timeout_s: float,
+        epochs: int | None,
+        stack_of: Callable[[int | None], str] = stack,
+        tuning: Tuning = TUNING,
+    ) -> None:
+        """`stack_of` tells the stack of the call that a thread is in."""
+        self._tickets, self._bound, self._stats, self._names = tickets, bound, stats, names
+        self._users, self._num_threads, self._epochs = users, num_threads, epochs
+        self._timeout_s, self._stack_of = timeout_s, stack_of
+        self._grace_s, self._longest_s = tuning.grace_s, tuning.slow_look_s
+        self._lock = threading.Lock()
+        # What came and was not collected; and how many calls the merge has that it cannot use yet.
+        self._came: list[Came] = []
+        self._num_held = 0
+        # The threads that have tickets.
+        self._calling: set[int] = set()
+        # Fetchers wait here for a call that may be made; the first goes on by itself at some time,
+        # to make one that was put off. One at a time is woken, and wakes the next if it finds one.
+        self._wakes = Wakes()
+        self._num_idle, self._wakes_at, self._is_coming = 0, math.inf, False
+        # The enqueuer waits here for the call that it wants, by sequence and number, None for any, and whether it came;
+        # and whether it is told at once, and not when the call's ticket is done.
+        self._arrived = threading.Condition(self._lock)
+        self._is_awaited = self._is_there = self._is_urgent = False
+        self._wanted: tuple[int, int] | None = None
+        # Since when it has waited without a row having come.
+        self._hungry_since: float | None = None
+        # It waits here for room to copy a batch.
+        self._room = threading.Condition(self._lock)
+        # Threads that let time pass, or wait for a call that is made apart, wait here, so that the
+        # end of the stream wakes them.
+        self._closing = threading.Condition(self._lock)
+        self.closed = False
+        """Whether the stream is over."""
+
+    # ---- the fetchers' side
+
+    def draw(self, most: int) -> list[Ticket]:
+        """Wait for calls that may be made, at most so many; nothing when no call is left."""
+        ident, waits, until = threading.get_ident(), False, math.inf
+        while True:
+            with self._lock:
+                now = time.monotonic()
+                self._calling.discard(ident)
+                if waits:
+                    self._num_idle -= 1
+                    self._is_coming = False
+                    # Whoever else waits with an end wakes by itself; to wake one more does no harm.
+                    if until == self._wakes_at:
+                        self._wakes_at = math.inf
+                    self._stats.idle.change(-1, now)
+                if self.closed or self._is_over:
+                    self._wake_all_fetchers()
+                    return []
+                if tickets := self._draw(most, now):
+                    for ticket in tickets:
+                        ticket.ident, ticket.called_at = ident, now
+                        if ticket.since is None:
+                            ticket.since = now
+                    self._calling.add(ident)
+                    self._wake_fetcher()
+                    return tickets
+                until = self._tickets.due
+                self._wakes_at = min(self._wakes_at, until)
+                self._num_idle += 1
+                self._stats.idle.change(1, now)
+                waits = True
+            self._wakes.wait(until - now)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._epochs is not None and self._tickets.epoch >= self._epochs
+
+    def _draw(self, most: int, now: float) -> list[Ticket]:
+        if self._has_room:
+            return self._tickets.draw(most, now)
+        if not self._may_go_above:
+            return []
+        if self._wanted is None:
+            return self._tickets.draw(1, now)
+        return self._tickets.draw_call(*self._wanted, now)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether calls may be made for the sake of batches to come."""
+        has_calls = len(self._came) + self._num_held < _MOST_CALLS
+        return has_calls and self._bound.has_room(len(self._calling))
+
+    @property
+    def _may_go_above(self) -> bool:
+        """Whether the call that the merge waits for may be made above the bound, since nothing
+        would ever move otherwise. Of several that it waits for any will do: one at a time."""
+        is_one = self._wanted is not None or not self._calling
+        return self._is_awaited and not self._is_there and self._bound.starving and is_one
+
+    def put(
+        self, ticket: Ticket, chunk: Any, rows: int, num_bytes: int, mark: bytes | None, now: float
+    ) -> bool:
+        """The next call of a ticket gave a chunk; whether the ticket's others are to be made now.
+        If not, the fetcher gives it back."""
+        with self._lock:
+            if self.closed:
+                return False
+            if rows:
+                ticket.since, self._hungry_since = now, None
+            self._came.append((ticket.sequence, ticket.epoch, ticket.first, chunk, mark))
+            self._note(ticket)
+            if self._is_urgent and self._is_there:
+                self._arrived.notify()
+            ticket.note_chunk()
+            self._bound.add_chunk(rows, num_bytes)
+            return ticket.num > 0 and self._bound.has_room(len(self._calling) - 1)
+
+    def _note(self, ticket: Ticket) -> None:
+        """Something came of the ticket's next call."""
+        if self._is_awaited and not self._is_there:
+            self._is_there = self._wanted is None or self._wanted == (ticket.sequence, ticket.first)
+
+    def give_back(
+        self, ticket: Ticket, ending: End | FeedError | None = None, put_off_s: float = 0.0
+    ) -> None:
+        """The next call of a ticket has ended the epoch, or failed for good; otherwise what is left
+        of the ticket is to be made later, not before so many seconds have passed."""
+        with self._lock:
+            if ending is not None:
+                self._came.append((ticket.sequence, ticket.epoch, ticket.first, ending, None))
+                self._note(ticket)
+                self._tickets.close(ticket, ended=isinstance(ending, End))
+            else:
+                self._tickets.put_back(ticket, time.monotonic() + put_off_s if put_off_s else 0.0)
+            if self._is_there:
+                self._arrived.notify()
+            # All may call then, and at the end of the stream all go home.
+            if self._tickets.begin_epoch():
+                self._wake_all_fetchers()
+
+    def pause(self, seconds: float) -> bool:
+        """Let time pass; returns at once, with False, when the stream is over."""
+        if not seconds:
+            return not self.closed
+        with self._lock:
+            return not self._closing.wait_for(lambda: self.closed, seconds)
+
+    def wait_for(self, is_there: Callable[[], bool], seconds: float) -> bool:
+        """Wait for what another thread gets and tells of; whether it is there. Returns at once when
+        the stream is over."""
+        with self._lock:
+            self._closing.wait_for(lambda: self.closed or is_there(), seconds)
+            return is_there()
+
+    def tell(self) -> None:
+        """Something is there that another thread may wait for."""
+        with self._lock:
+            self._closing.notify_all()
+
+    def run_steps(self, steps: Generator[float, None, _T]) -> _T | None:
+        """Take steps, each of which says how long to wait after it; returns what they come to, None
+        if the stream is over before."""
+        try:
+            while self.pause(next(steps)):
+                pass
+        except StopIteration as end:
+            value: _T = end.value
+            return value
+        return None
+
+    def report_progress(self, ticket: Ticket) -> None:
+        """A fetcher that gives no chunk yet is busy with the ticket."""
+        with self._lock:
+            ticket.since = time.monotonic()
+
+    # ---- the enqueuer's side
+
+    def collect(self, wanted: tuple[int, int] | None, num_held: int) -> list[Came]:
+        """All that came, once something did; if nothing has, once the wanted call did (None: any).
+        `num_held`: calls that came before and cannot be merged yet.
+
+        Raises `FetchTimeout` if that has given nothing for the feed's timeout, and `ClosedError` if
+        the stream is over.
+        """
+        with self._lock:
+            self._num_held, self._wanted = num_held, wanted
+            if wanted is not None:
+                share = self._bound.max_rows // len(self._stats.partitions)
+                ahead = 1 + max(1, share // max(1, self._bound.call_rows))
+                self._tickets.come_to(*wanted, ahead)
+            if self._came:
+                # Chunks without rows may come for ever.
+                if self._hungry_since is not None:
+                    self._check(time.monotonic())
+            else:
+                self._wait_while_held_back()
+                self._wait()
+            if self.closed:
+                raise ClosedError("the feed is stopped")
+            found, self._came = self._came, []
+            self._wake_fetcher()
+            return found
+
+    def _wait_while_held_back(self) -> None:
+        """Wait for room if nothing comes because no call may be made, for the bound. As a wait for
+        chunks it would be blamed on the calls."""
+        if not (self._bound.has_room() or self._bound.starving or self._suspects()):
+            self._wait_for_room()
+
+    def _suspects(self) -> list[Ticket]:
+        """The tickets of calls that the merge waits for, begun or put off."""
+        begun, wanted = self._tickets.begun, self._wanted
+        if wanted is None:
+            return begun
+        return [one for one in begun if (one.sequence, one.first) == wanted]
+
+    def _wait(self) -> None:
+        """Wait for what is wanted, in the enqueuer's thread."""
+        now = time.monotonic()
+        if self._hungry_since is None:
+            self._hungry_since = now
+        clocks = self._clocks()
+        for clock in clocks:
+            clock.start(now)
+        self._is_awaited, seconds = True, self._grace_s
+        self._wake_fetcher()
+        try:
+            while not (self._is_there or self.closed):
+                if not self._arrived.wait(seconds):
+                    self._is_urgent = True
+                    self._tickets.cut_short()
+                    self._wake_fetcher()
+                    seconds = self._check(time.monotonic())
+        finally:
+            self._is_awaited = self._is_there = self._is_urgent = False
+            now = time.monotonic()
+            for clock in clocks:
+                clock.stop(now)
+
+    def _clocks(self) -> list[Stopwatch]:
+        """What counts a wait: as one for a worker's call as well if it is that alone."""
+        stats = self._stats
+        if self._wanted is None or isinstance(self._tickets, IndexTickets):
+            return [stats.chunks]
+        return [stats.chunks, stats.partitions[self._wanted[0]]]
+
+    # ---- the timeout: it counts from when a user began to wait, the last row came, or the call was
+    # made, whichever was last: a slow call behind a full buffer is no fault
+
+    def _check(self, now: float) -> float:
+        """Seconds to wait on for what is wanted; raises `FetchTimeout` if there are none left."""
+        waits = [user.waited_since for user in self._users]
+        waited_since = min((since for since in waits if since is not None), default=None)
+        suspects = self._suspects()
+        is_full = not (suspects or self._bound.has_room() or self._bound.starving)
+        if waited_since is None or is_full:
+            # Nobody waits, or what is missing is the user, who takes no batch. Four looks within
+            # the timeout.
+            return min(self._longest_s, self._timeout_s / 4)
+        suspects = suspects or list(self._tickets.running)
+        last = max(suspects, key=lambda ticket: ticket.since or 0.0, default=None)
+        silent_since = (last.since or 0.0) if last is not None else 0.0
+        since = max(waited_since, self._hungry_since or 0.0, silent_since)
+        if now - since >= self._timeout_s:
+            raise self._timeout(last, now)
+        return min(self._longest_s, since + self._timeout_s - now)
+
+    def _timeout(self, ticket: Ticket | None, now: float) -> FetchTimeout:
+        at = self._wanted or (0, 0) if ticket is None else (ticket.sequence, ticket.first)
+        worker_id, call = self._names.of_call(*at)
+        failure = None if ticket is None else ticket.failure
+        why = f"; its last call raised {in_words(failure)}" if failure else ""
+        cure = "raise timeout, or end the epoch with StopIteration"
+        is_running = ticket is not None and ticket.ident is not None
+        # Otherwise calls return, and give nothing.
+        if ticket is not None and is_running:
+            lasted = now - max(ticket.called_at, ticket.since or 0.0)
+            if lasted > self._timeout_s / 2:
+                why += f"; the call was made {lasted:.1f} s ago and has not returned"
+                cure = "see in its stack what it waits for, or raise timeout"
+        error = FetchTimeout(
+            f"worker {worker_id}, call {call}: no chunk for {self._timeout_s} s{why}; {cure}",
+            worker_id=worker_id,
+            call=call,
+        )
+        error.__cause__ = failure
+        if ticket is not None and is_running:
+            told = self._stack_of(ticket.ident)
+            error.add_note(f"the call has not returned:\n{told}")
+        return error
+
+    # ---- the bound
+
+    @property
+    def row_bytes(self) -> int | None:
+        """Bytes of a row, once they are known and if all rows have as many; read without the lock,
+        since they are learnt once."""
+        return self._bound.row_bytes
+
+    def learn(self, row_bytes: int) -> None:
+        """All rows of the stream have so many bytes."""
+        with self._lock:
+            self._bound.row_bytes = row_bytes
+
+    def batches_ahead(self, batch_rows: int, calls_per_batch: int) -> int:
+        """For how many batches slots are taken before their calls are made: as many as all fetchers
+        together fill at a time, some more if they are small, and no more than there is room for."""
+        with self._lock:
+            bound = self._bound
+            batch_bytes = max(1, batch_rows * (bound.row_bytes or 0))
+            most = min(bound.max_rows // batch_rows, bound.max_bytes // batch_bytes)
+            more = min(_NUM_AHEAD, _AHEAD_BYTES // batch_bytes)
+            wanted = 1 + -(-self._num_threads // calls_per_batch) + more
+            return max(1, min(wanted, most - sum(bound.waiting)))
+
+    def allow(self, allowed: tuple[int, int] | None) -> None:
+        """Let fetchers make those calls that have a place to write to: all of an epoch before this
+        one; None if any may be made."""
+        with self._lock:
+            assert isinstance(self._tickets, IndexTickets)
+            self._tickets.allowed = allowed
+            self._wake_fetcher()
+
+    def count(self, rows: int, num_bytes: int, kept_rows: int = 0) -> None:
+        """Count rows and bytes into the buffers (or, if negative, out of them)."""
+        if rows or num_bytes or kept_rows:
+            with self._lock:
+                self._bound.add(rows, num_bytes, kept_rows)
+                self._make_use_of_room()
+
+    def queue(self, device: int, batches: int) -> None:
+        """Count batches into a device queue."""
+        with self._lock:
+            self._bound.waiting[device] += batches
+            self._stats.queued[device] += batches
+
+    def hand_out(self, device: int, held: Held) -> None:
+        """Batches of a device have been handed out: they are buffered no longer. Harmless when
+        said again, as if an interrupt came before all had been woken."""
+        with self._lock:
+            self._bound.hand_out(device, held)
+            self._make_use_of_room()
+
+    def _make_use_of_room(self) -> None:
+        self._wake_fetcher()
+        if self._bound.has_room() or self._bound.starving:
+            # All: the user's thread may have been interrupted here, and one that it had woken be
+            # listed still, who would be woken alone. Nobody waits but the enqueuer.
+            self._room.notify_all()
+
+    def wait_for_room(self) -> None:
+        """Wait until a batch may be copied: that adds to what is buffered while chunks are kept."""
+        # Without the lock: nearly always there is room, and a batch above the bound does no harm.
+        if not self._bound.has_room():
+            with self._lock:
+                self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        # The starving device's batch goes above the bound: nothing would ever move otherwise.
+        room = self._stats.room
+        room.start(time.monotonic())
+        while not (self.closed or self._bound.has_room() or self._bound.starving):
+            self._room.wait()
+        room.stop(time.monotonic())
+
+    def close(self) -> None:
+        """End the stream: whoever waits here is woken, and no call is made any more."""
+        with self._lock:
+            self.closed = True
+            # Nobody collects any more, and rows that are kept would outlive the feed.
+            self._came.clear()
+            self._wake_all_fetchers()
+            for condition in (self._arrived, self._room, self._closing):
+                condition.notify_all()
+
+    def _wake_fetcher(self) -> None:
+        """Wake a fetcher that waits, if there is a call for it, or will be before one goes on by
+        itself: who put it off may be in a call that does not return."""
+        if not self._num_idle or self._is_coming:
+            return
+        tickets = self._tickets
+        is_soon = tickets.due < self._wakes_at
+        if is_soon or (tickets.is_ready and (self._has_room or self._may_go_above)):
+            # In this order: after an interrupt between the two nobody would be woken again.
+            self._wakes.wake()
+            self._is_coming = True
+
+    def _wake_all_fetchers(self) -> None:
+        # Each wakes the next: if it finds a call, and at the end.
+        if self._num_idle:
+            self._wakes.wake()

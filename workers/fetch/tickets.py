@@ -1,0 +1,346 @@
+"""Tickets: which calls may be made, in which order they are drawn, and what became of each.
+
+A thread that has nothing to do draws a ticket: some calls of one sequence, the earliest that nobody
+has. It makes them and comes back with what it could not make: a call that gave nothing or failed is
+drawn again, after a pause. So a slow call holds up nothing but what has to come after it, and to
+know the order of rows nobody needs to know which thread made a call.
+
+There are two kinds of sequences. The calls of a pure function are numbered through each epoch, and
+any number of them may be under way (`IndexTickets`). A worker's calls follow from each other, so one
+thread at a time makes them (`WorkerTickets`). In both no call of an epoch is made before all those
+of the epoch before have returned: a function that shuffles at an epoch's end would mix rows of two.
+
+Owner: the queue, which calls every method under its lock. Nothing here waits or looks at a clock.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from typing import Any, Protocol
+
+from feeder.workers.stream.position import Position
+
+MOST_CALLS = 512
+"""A ticket is for so many calls at most: the first of their chunks is in a cache when it is read."""
+
+
+class Ticket:
+    """Calls `first`, `first + 1`, ... of a sequence, `num` of them, that one thread makes in order.
+
+    Owner: the thread that has drawn it, which writes `first` and `num` under the queue's lock as
+    calls return.
+    """
+
+    __slots__ = (
+        "bundle", "called_at", "epoch", "failure", "failures", "first", "ident", "num", "pause_s", "sequence",
+        "since",
+    )  # fmt: skip
+
+    def __init__(self, sequence: int, epoch: int, first: int, num: int) -> None:
+        self.sequence = sequence
+        """0 for a pure function; otherwise the worker, counted from 0."""
+        self.epoch = epoch
+        self.first = first
+        """Number of the next call."""
+        self.num = num
+        """Calls that are left."""
+        self.bundle: Any = None
+        """What came along from a process and was not put down yet; None if that is nothing."""
+        self.ident: int | None = None
+        """The thread that makes them; None while none does."""
+        self.called_at = 0.0
+        """When that began."""
+        self.since: float | None = None
+        """Since when the next call has given no rows; None before it was made."""
+        self.pause_s = 0.0
+        """For how long that was put off last."""
+        self.failures = 0
+        """How often it has raised."""
+        self.failure: BaseException | None = None
+        """What it raised last."""
+
+    def note_chunk(self) -> None:
+        """The next call gave a chunk."""
+        self.first += 1
+        self.num -= 1
+        self.pause_s, self.failures, self.failure = 0.0, 0, None
+
+
+class Tickets(Protocol):
+    """What the queue asks of both kinds."""
+
+    epoch: int
+    """The epoch whose calls are made."""
+    running: set[Ticket]
+    """The tickets that threads have."""
+
+    def draw(self, most: int, now: float) -> list[Ticket]:
+        """Tickets for so many calls at most, for one of the threads."""
+
+    def draw_call(self, sequence: int, number: int, now: float) -> list[Ticket]:
+        """A ticket for this call alone; none if it may not be made, or is being made."""
+
+    def come_to(self, sequence: int, number: int, most_ahead: int) -> None:
+        """All calls have been merged that come before this one in the order of tickets. No worker
+        is to be called more than `most_ahead` calls ahead of that."""
+
+    def put_back(self, ticket: Ticket, due: float = 0.0) -> None:
+        """The calls that are left are drawn again, not before the time `due`."""
+
+    def cut_short(self) -> None:
+        """The calls that are being made take long: those behind them are no longer theirs."""
+
+    def close(self, ticket: Ticket, *, ended: bool) -> None:
+        """The next call of the ticket is the sequence's last in this epoch: it has ended the epoch,
+        or its error has taken the place of all that could come."""
+
+    def begin_epoch(self) -> bool:
+        """Begin the next epoch if all calls of this one are done; whether it did."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a call that may be made now."""
+
+    @property
+    def due(self) -> float:
+        """When the first call that was put off may be made; infinite if there is none."""
+
+    @property
+    def begun(self) -> list[Ticket]:
+        """The tickets of calls that are being made, or are put off."""
+
+
+class IndexTickets:
+    """The calls of a pure function. As many as there are threads are under way or put off: beyond an
+    index that has nothing yet the next ones have nothing either."""
+
+    def __init__(self, start: Position, num_threads: int) -> None:
+        self.epoch = start.epoch
+        self._num_threads = num_threads
+        self.running: set[Ticket] = set()
+        self.allowed: tuple[int, int] | None = None
+        """Of an epoch, only calls before this one may be made: the others have no place to write
+        to yet. None if all may."""
+        self._next = start.calls[0]
+        # Calls above the next one that were made in an earlier run (order of arrival).
+        self._done = frozenset(start.done)
+        # Tickets that came back, the first that is due first.
+        self._again: list[tuple[float, int, Ticket]] = []
+        # The smallest calls that have ended the epoch, and failed for good: none above is drawn.
+        self._ended_at = self._failed_at = math.inf
+
+    @property
+    def is_ready(self) -> bool:
+        return self.due == 0.0 or self._run(1)[1] > 0
+
+    @property
+    def due(self) -> float:
+        return self._again[0][0] if self._again else math.inf
+
+    @property
+    def begun(self) -> list[Ticket]:
+        return [*self.running, *(ticket for _, _, ticket in self._again)]
+
+    def draw(self, most: int, now: float) -> list[Ticket]:
+        if self._again and self._again[0][0] <= now:
+            return [self._give(heappop(self._again)[2], most)]
+        first, num = self._run(most)
+        if num <= 0:
+            return []
+        self._next = first + num
+        return [self._give(Ticket(0, self.epoch, first, num), num)]
+
+    def _give(self, ticket: Ticket, most: int) -> Ticket:
+        self._split(ticket, most)
+        self.running.add(ticket)
+        return ticket
+
+    def _run(self, most: int) -> tuple[int, int]:
+        """The next call that was not drawn, and how many from there on may be."""
+        first, stop = self._next, min(self._ended_at, self._failed_at)
+        while first in self._done:
+            first += 1
+        if len(self.running) + len(self._again) >= self._num_threads:
+            return first, 0
+        if self.allowed is not None and self.allowed[0] == self.epoch:
+            stop = min(stop, self.allowed[1])
+        num = int(min(most, stop - first))
+        if self._done:
+            num = next((i for i in range(1, num) if first + i in self._done), num)
+        return first, num
+
+    def _split(self, ticket: Ticket, num: int) -> None:
+        """Leave so many calls on a ticket; the others go back."""
+        # What came along is of all of them.
+        if ticket.num > num and ticket.bundle is None:
+            first, left = ticket.first + num, ticket.num - num
+            ticket.num = num
+            self.put_back(Ticket(0, self.epoch, first, left))
+
+    def draw_call(self, sequence: int, number: int, now: float) -> list[Ticket]:
+        for i, (due, first, ticket) in enumerate(self._again):
+            if first == number and due <= now:
+                del self._again[i]
+                heapify(self._again)
+                return [self._give(ticket, 1)]
+        if self._run(1) != (number, 1):
+            return []
+        self._next = number + 1
+        return [self._give(Ticket(0, self.epoch, number, 1), 1)]
+
+    def come_to(self, sequence: int, number: int, most_ahead: int) -> None:
+        """Nothing: what is ahead has to come before what is more ahead."""
+
+    def put_back(self, ticket: Ticket, due: float = 0.0) -> None:
+        self.running.discard(ticket)
+        ticket.ident = None
+        if due:
+            self._split(ticket, 1)
+        if ticket.num and ticket.first < min(self._ended_at, self._failed_at):
+            heappush(self._again, (due, ticket.first, ticket))
+
+    def cut_short(self) -> None:
+        for ticket in list(self.running):
+            self._split(ticket, 1)
+
+    def close(self, ticket: Ticket, *, ended: bool) -> None:
+        self.running.discard(ticket)
+        if ended:
+            self._ended_at = min(self._ended_at, ticket.first)
+        else:
+            self._failed_at = min(self._failed_at, ticket.first)
+        # What comes from beyond it means nothing.
+        stop = int(min(self._ended_at, self._failed_at))
+        self._again = [(due, first, one) for due, first, one in self._again if first < stop]
+        heapify(self._again)
+        for one in (*self.running, *(one for _, _, one in self._again)):
+            one.num = min(one.num, max(1, stop - one.first))  # One is being made.
+
+    def begin_epoch(self) -> bool:
+        # Calls beyond the end mean nothing: nobody waits for those that were put off.
+        end = self._ended_at
+        if self.running or self._again or end == math.inf or self._failed_at < end:
+            return False
+        if self._run(1)[0] < end:
+            return False
+        self.epoch += 1
+        self._next, self._done, self._again = 0, frozenset(), []
+        self._ended_at = self._failed_at = math.inf
+        return True
+
+
+class WorkerTickets:
+    """The calls of workers, of each one ticket at a time."""
+
+    def __init__(self, start: Position, num_threads: int, *, arrival: bool) -> None:
+        self.epoch = start.epoch
+        self._num_threads = num_threads
+        self.running: set[Ticket] = set()
+        self._arrival = arrival
+        # A worker's ticket is the same object through the whole stream.
+        self._all = [Ticket(i, start.epoch, first, 0) for i, first in enumerate(start.calls)]
+        self._firsts = list(start.calls)
+        # So many calls of each worker may be made in this epoch, as far as is known.
+        self._stop = sys.maxsize
+        # Those that may be called, the one that was called least first, and then in the ring's
+        # order: in the order of tickets what is called is what is merged next.
+        self._ready: list[tuple[int, int, Ticket]] = []
+        self._again: list[tuple[float, int, Ticket]] = []
+        self._ended = {i for i, live in enumerate(start.live) if not live}
+        self._turn = start.turn
+        self._offer(one for one in self._all if one.sequence not in self._ended)
+        # After a resume all may have ended the epoch already.
+        self.begin_epoch()
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._ready) and self._most(self._ready[0][2]) > 0
+
+    @property
+    def due(self) -> float:
+        return self._again[0][0] if self._again else math.inf
+
+    @property
+    def begun(self) -> list[Ticket]:
+        return [*self.running, *(ticket for _, _, ticket in self._again)]
+
+    def _offer(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            i = ticket.sequence
+            rank = (i - self._turn) % len(self._all)
+            heappush(self._ready, (ticket.first - self._firsts[i], rank, ticket))
+
+    def draw(self, most: int, now: float) -> list[Ticket]:
+        while self._again and self._again[0][0] <= now:
+            self._offer((heappop(self._again)[2],))
+        # Of several workers at once, since to ask for each takes longer than a quick call. One that
+        # does not return would hold up the others behind it, which in the order of tickets come
+        # after it anyway.
+        num = 1 if self._arrival else min(most, -(-len(self._ready) // self._num_threads))
+        drawn: list[Ticket] = []
+        while len(drawn) < num and self._ready:
+            ahead = self._most(self._ready[0][2])
+            if ahead <= 0:
+                break
+            ticket = heappop(self._ready)[2]
+            ticket.num = min(max(1, most // num), ahead)
+            drawn.append(ticket)
+        self.running.update(drawn)
+        return drawn
+
+    def _most(self, ticket: Ticket) -> int:
+        """How many calls of a worker may be made."""
+        return self._stop - (ticket.first - self._firsts[ticket.sequence])
+
+    def draw_call(self, sequence: int, number: int, now: float) -> list[Ticket]:
+        while self._again and self._again[0][0] <= now:
+            self._offer((heappop(self._again)[2],))
+        for i, (_, _, ticket) in enumerate(self._ready):
+            if ticket.sequence == sequence:
+                del self._ready[i]
+                heapify(self._ready)
+                ticket.num = 1
+                self.running.add(ticket)
+                return [ticket]
+        return []
+
+    def come_to(self, sequence: int, number: int, most_ahead: int) -> None:
+        # Otherwise a few would take all room, and those that come before could give one call at a
+        # time. A call of the epoch before says nothing of this one.
+        if not self._arrival:
+            self._stop = most_ahead + max(0, number - self._firsts[sequence])
+
+    def put_back(self, ticket: Ticket, due: float = 0.0) -> None:
+        self.running.discard(ticket)
+        ticket.ident = None
+        if due:
+            heappush(self._again, (due, ticket.sequence, ticket))
+        else:
+            self._offer((ticket,))
+
+    def cut_short(self) -> None:
+        for ticket in self.running:
+            ticket.num = min(ticket.num, 1)
+
+    def close(self, ticket: Ticket, *, ended: bool) -> None:
+        self.running.discard(ticket)
+        ticket.ident = None
+        if ended:
+            ticket.since = None
+            self._ended.add(ticket.sequence)
+
+    def begin_epoch(self) -> bool:
+        if self.running or len(self._ended) < len(self._all):
+            return False
+        self.epoch += 1
+        self._ended.clear()
+        self._ready.clear()
+        self._firsts = [one.first for one in self._all]
+        self._stop, self._turn = sys.maxsize, 0
+        for ticket in self._all:
+            ticket.epoch = self.epoch
+        self._offer(self._all)
+        return True
