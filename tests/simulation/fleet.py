@@ -208,7 +208,7 @@ class FleetPipeline(Pipeline):
         tickets, place = self._tickets, self._merge.position
         most = place.calls[0] + self._workers.ahead * self._workers.num
         while tickets.epoch != self._spec.epochs:
-            for ticket in tickets.draw(1, World.current.now):
+            for ticket in tickets.draw(1):
                 if ticket.epoch == place.epoch and ticket.first >= most:
                     tickets.put_back(ticket)
                     return

@@ -241,7 +241,7 @@ def test_what_lies_beyond_the_end_of_an_epoch_is_counted_out(
         if call.index == num_calls + 1:
             beyond[call.epoch].set()
         elif call.index >= num_calls:
-            beyond[call.epoch].wait(WAIT_S)
+            assert call.index > num_calls or beyond[call.epoch].wait(WAIT_S)
             raise StopIteration
         return [np.zeros((4, 100))]
 

@@ -115,7 +115,8 @@ class Queue:
                 if self.closed or self._is_over:
                     self._wake_all_fetchers()
                     return []
-                if tickets := self._draw(most, now):
+                self._tickets.end_pauses(now)
+                if tickets := self._draw(most):
                     for ticket in tickets:
                         ticket.ident, ticket.called_at = ident, now
                         if ticket.since is None:
@@ -134,14 +135,14 @@ class Queue:
     def _is_over(self) -> bool:
         return self._epochs is not None and self._tickets.epoch >= self._epochs
 
-    def _draw(self, most: int, now: float) -> list[Ticket]:
+    def _draw(self, most: int) -> list[Ticket]:
         if self._has_room:
-            return self._tickets.draw(most, now)
+            return self._tickets.draw(most)
         if not self._may_go_above:
             return []
         if self._wanted is None:
-            return self._tickets.draw(1, now)
-        return self._tickets.draw_call(*self._wanted, now)
+            return self._tickets.draw(1)
+        return self._tickets.draw_call(*self._wanted)
 
     @property
     def _has_room(self) -> bool:
@@ -253,7 +254,8 @@ class Queue:
                     self._check(time.monotonic())
             else:
                 self._wait_while_held_back()
-                self._wait()
+                if not self._came:
+                    self._wait()
             if self.closed:
                 raise ClosedError("the feed is stopped")
             found, self._came = self._came, []

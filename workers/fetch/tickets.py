@@ -77,10 +77,10 @@ class Tickets(Protocol):
     running: set[Ticket]
     """The tickets that threads have."""
 
-    def draw(self, most: int, now: float) -> list[Ticket]:
+    def draw(self, most: int) -> list[Ticket]:
         """Tickets for so many calls at most, for one of the threads."""
 
-    def draw_call(self, sequence: int, number: int, now: float) -> list[Ticket]:
+    def draw_call(self, sequence: int, number: int) -> list[Ticket]:
         """A ticket for this call alone; none if it may not be made, or is being made."""
 
     def come_to(self, sequence: int, number: int, most_ahead: int) -> None:
@@ -106,7 +106,10 @@ class Tickets(Protocol):
 
     @property
     def due(self) -> float:
-        """When the first call that was put off may be made; infinite if there is none."""
+        """When the first call that is put off may be made; infinite if there is none."""
+
+    def end_pauses(self, now: float) -> None:
+        """Calls that were put off until now may be made."""
 
     @property
     def begun(self) -> list[Ticket]:
@@ -127,26 +130,31 @@ class IndexTickets:
         self._next = start.calls[0]
         # Calls above the next one that were made in an earlier run (order of arrival).
         self._done = frozenset(start.done)
-        # Tickets that came back, the first that is due first.
-        self._again: list[tuple[float, int, Ticket]] = []
+        # Tickets that came back: by their first calls, and those that are put off by when they are due.
+        self._back: list[tuple[int, Ticket]] = []
+        self._put_off: list[tuple[float, int, Ticket]] = []
         # The smallest calls that have ended the epoch, and failed for good: none above is drawn.
         self._ended_at = self._failed_at = math.inf
 
     @property
     def is_ready(self) -> bool:
-        return self.due == 0.0 or self._run(1)[1] > 0
+        return bool(self._back) or self._run(1)[1] > 0
 
     @property
     def due(self) -> float:
-        return self._again[0][0] if self._again else math.inf
+        return self._put_off[0][0] if self._put_off else math.inf
 
     @property
     def begun(self) -> list[Ticket]:
-        return [*self.running, *(ticket for _, _, ticket in self._again)]
+        return [*self.running, *(ticket for *_, ticket in self._back + self._put_off)]
 
-    def draw(self, most: int, now: float) -> list[Ticket]:
-        if self._again and self._again[0][0] <= now:
-            return [self._give(heappop(self._again)[2], most)]
+    def end_pauses(self, now: float) -> None:
+        while self._put_off and self._put_off[0][0] <= now:
+            heappush(self._back, heappop(self._put_off)[1:])
+
+    def draw(self, most: int) -> list[Ticket]:
+        if self._back:
+            return [self._give(heappop(self._back)[1], most)]
         first, num = self._run(most)
         if num <= 0:
             return []
@@ -163,7 +171,7 @@ class IndexTickets:
         first, stop = self._next, min(self._ended_at, self._failed_at)
         while first in self._done:
             first += 1
-        if len(self.running) + len(self._again) >= self._num_threads:
+        if len(self.running) + len(self._back) + len(self._put_off) >= self._num_threads:
             return first, 0
         if self.allowed is not None and self.allowed[0] == self.epoch:
             stop = min(stop, self.allowed[1])
@@ -180,12 +188,9 @@ class IndexTickets:
             ticket.num = num
             self.put_back(Ticket(0, self.epoch, first, left))
 
-    def draw_call(self, sequence: int, number: int, now: float) -> list[Ticket]:
-        for i, (due, first, ticket) in enumerate(self._again):
-            if first == number and due <= now:
-                del self._again[i]
-                heapify(self._again)
-                return [self._give(ticket, 1)]
+    def draw_call(self, sequence: int, number: int) -> list[Ticket]:
+        if self._back and self._back[0][0] == number:
+            return [self._give(heappop(self._back)[1], 1)]
         if self._run(1) != (number, 1):
             return []
         self._next = number + 1
@@ -197,10 +202,12 @@ class IndexTickets:
     def put_back(self, ticket: Ticket, due: float = 0.0) -> None:
         self.running.discard(ticket)
         ticket.ident = None
+        if not ticket.num or ticket.first >= min(self._ended_at, self._failed_at):
+            return
         if due:
-            self._split(ticket, 1)
-        if ticket.num and ticket.first < min(self._ended_at, self._failed_at):
-            heappush(self._again, (due, ticket.first, ticket))
+            heappush(self._put_off, (due, ticket.first, ticket))
+        else:
+            heappush(self._back, (ticket.first, ticket))
 
     def cut_short(self) -> None:
         for ticket in list(self.running):
@@ -214,20 +221,20 @@ class IndexTickets:
             self._failed_at = min(self._failed_at, ticket.first)
         # What comes from beyond it means nothing.
         stop = int(min(self._ended_at, self._failed_at))
-        self._again = [(due, first, one) for due, first, one in self._again if first < stop]
-        heapify(self._again)
-        for one in (*self.running, *(one for _, _, one in self._again)):
+        self._back = [one for one in self._back if one[0] < stop]
+        self._put_off = [one for one in self._put_off if one[1] < stop]
+        heapify(self._back)
+        heapify(self._put_off)
+        for one in self.begun:
             one.num = min(one.num, max(1, stop - one.first))  # One is being made.
 
     def begin_epoch(self) -> bool:
         # Calls beyond the end mean nothing: nobody waits for those that were put off.
         end = self._ended_at
-        if self.running or self._again or end == math.inf or self._failed_at < end:
-            return False
-        if self._run(1)[0] < end:
+        if self.begun or end == math.inf or self._failed_at < end or self._run(1)[0] < end:
             return False
         self.epoch += 1
-        self._next, self._done, self._again = 0, frozenset(), []
+        self._next, self._done = 0, frozenset()
         self._ended_at = self._failed_at = math.inf
         return True
 
@@ -248,7 +255,7 @@ class WorkerTickets:
         # Those that may be called, the one that was called least first, and then in the ring's
         # order: in the order of tickets what is called is what is merged next.
         self._ready: list[tuple[int, int, Ticket]] = []
-        self._again: list[tuple[float, int, Ticket]] = []
+        self._put_off: list[tuple[float, int, Ticket]] = []
         self._ended = {i for i, live in enumerate(start.live) if not live}
         self._turn = start.turn
         self._offer(one for one in self._all if one.sequence not in self._ended)
@@ -261,11 +268,15 @@ class WorkerTickets:
 
     @property
     def due(self) -> float:
-        return self._again[0][0] if self._again else math.inf
+        return self._put_off[0][0] if self._put_off else math.inf
 
     @property
     def begun(self) -> list[Ticket]:
-        return [*self.running, *(ticket for _, _, ticket in self._again)]
+        return [*self.running, *(ticket for *_, ticket in self._put_off)]
+
+    def end_pauses(self, now: float) -> None:
+        while self._put_off and self._put_off[0][0] <= now:
+            self._offer((heappop(self._put_off)[2],))
 
     def _offer(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
@@ -273,9 +284,7 @@ class WorkerTickets:
             rank = (i - self._turn) % len(self._all)
             heappush(self._ready, (ticket.first - self._firsts[i], rank, ticket))
 
-    def draw(self, most: int, now: float) -> list[Ticket]:
-        while self._again and self._again[0][0] <= now:
-            self._offer((heappop(self._again)[2],))
+    def draw(self, most: int) -> list[Ticket]:
         # Of several workers at once, since to ask for each takes longer than a quick call. One that
         # does not return would hold up the others behind it, which in the order of tickets come
         # after it anyway.
@@ -295,9 +304,7 @@ class WorkerTickets:
         """How many calls of a worker may be made."""
         return self._stop - (ticket.first - self._firsts[ticket.sequence])
 
-    def draw_call(self, sequence: int, number: int, now: float) -> list[Ticket]:
-        while self._again and self._again[0][0] <= now:
-            self._offer((heappop(self._again)[2],))
+    def draw_call(self, sequence: int, number: int) -> list[Ticket]:
         for i, (_, _, ticket) in enumerate(self._ready):
             if ticket.sequence == sequence:
                 del self._ready[i]
@@ -317,7 +324,7 @@ class WorkerTickets:
         self.running.discard(ticket)
         ticket.ident = None
         if due:
-            heappush(self._again, (due, ticket.sequence, ticket))
+            heappush(self._put_off, (due, ticket.sequence, ticket))
         else:
             self._offer((ticket,))
 
