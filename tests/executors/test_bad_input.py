@@ -17,7 +17,7 @@ import pytest
 
 import remote
 from feeder import Call, ConfigError, FetchError, FetchTimeout, Processes
-from feeder.workers import pipeline
+from feeder.workers.fetch import queue
 from feeds import assert_same, drain, make, running
 from remote import At, Raises
 
@@ -281,7 +281,7 @@ def test_a_call_that_hangs_is_told_with_the_stack_of_its_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     # A new limit counts from the next look.
-    monkeypatch.setattr(pipeline, "TUNING", pipeline.TUNING.replace(slow_look_s=0.2))
+    monkeypatch.setattr(queue, "_SLOW_LOOK_S", 0.2)
     door = remote.door(tmp_path)
     fetch = At(at, act, door)
     with running(fetch, executor=Processes(num), batch_size=3, timeout=60) as (_, feed):

@@ -145,7 +145,7 @@ def test_what_a_call_has_written_in_its_place_is_copied_only_if_it_is_kept(is_ke
     function = _Function(load, os.memfd_create("unused"), np.zeros(2, np.uint64), writer)
     function._fetch = fetch
     for index in range(3):
-        made, _ = function.call(Calls(index, 1, 0, 0, ROWS, 1, 100, 2**30, None, []))
+        made, _ = function.call(Calls(index, 0, 0, ROWS, 1, 2**30, None, []))
         writer.sent()
     # The first call had no place.
     num_bytes = sum([used for _, used in made.blocks])

@@ -18,9 +18,18 @@ from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import count_bytes
 from feeder.workers.stream.digests import OTHER_ROWS, Prints, digest_chunk, hash_chunk
 from feeder.workers.stream.merge import End
-from feeder.workers.tuning import TUNING, Tuning
 
 logger = logging.getLogger("feeder")
+
+_TICKET_S, _REMOTE_TICKET_S = 0.0005, 0.002
+"""A ticket is for as many calls as take about so long; the second if a process makes them."""
+# To draw and to wake for each call takes longer than a quick call: 64 workers of 8 KB batches take
+# 48 us of CPU a batch one by one, and 19 to 23 so (2026-11-27). A process sends what it has after a
+# millisecond.
+
+_FIRST_NONE_S, _LAST_NONE_S = 0.001, 0.25
+"""A call that gave None is made again after so long; doubled up to the second."""
+# An idle source costs no core, and its next row is late by a quarter of a second at most.
 
 _CPU_READ_S = 0.001
 """The processor time of shorter tickets is taken to be their time: to read it takes as long as a
@@ -45,7 +54,6 @@ class Fetcher:
         queue: Queue,
         calls: Sequence[SequenceCalls],
         stats: FetchStats,
-        tuning: Tuning = TUNING,
     ) -> None:
         self._names = names
         self._spec = spec = names.spec
@@ -53,10 +61,9 @@ class Fetcher:
         self._queue = queue
         self._calls = calls
         self._stats = stats
-        self._tuning = tuning
         self._is_fresh = [True] * len(calls)
         # A call in a process is a round trip, which is worth several quick calls.
-        self._ticket_s = tuning.ticket_s if run.executor is None else tuning.remote_ticket_s
+        self._ticket_s = _TICKET_S if run.executor is None else _REMOTE_TICKET_S
         # The first call of the run, and the digest of its rows, until it has been made again.
         self._first: tuple[Call, int] | None = None
         self._looks_at_first = spec.pure and spec.repeatable and not run.debug
@@ -161,10 +168,8 @@ class Fetcher:
             self._queue.give_back(ticket)
         elif outcome is None:
             self._stats.nothings[number] += 1
-            tuning = self._tuning
             # Twice as long each time.
-            pause_s = min(2 * ticket.pause_s or tuning.first_none_pause_s, tuning.last_none_pause_s)
-            ticket.pause_s = pause_s
+            ticket.pause_s = pause_s = min(2 * ticket.pause_s or _FIRST_NONE_S, _LAST_NONE_S)
             self._queue.give_back(ticket, put_off_s=pause_s)
         elif isinstance(outcome, StopIteration):
             try:

@@ -24,9 +24,17 @@ from feeder.workers.fetch.tickets import IndexTickets, Ticket, Tickets
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import Stopwatch, StreamStats
 from feeder.workers.stream.merge import Came, End
-from feeder.workers.tuning import TUNING, Tuning
 
 _T = TypeVar("_T")
+
+_GRACE_S = 0.0005
+"""Whoever waits for a call is told of it when its ticket is done, and after so long at once."""
+# Told of each at once, chunks of one row are merged one by one: thirty times slower (2026-11-24).
+
+_SLOW_LOOK_S = 10.0
+"""So often a wait for chunks looks at what it waits for, if nothing wakes it."""
+# Every chunk and every close wakes it, and the timeout has a deadline of its own. So this only bounds
+# what a lost wake-up would cost.
 
 _MOST_CALLS = 4096
 """So many calls may have come and not be merged. Chunks without rows count in no other bound."""
@@ -64,13 +72,11 @@ class Queue:
         timeout_s: float,
         epochs: int | None,
         stack_of: Callable[[int | None], str] = stack,
-        tuning: Tuning = TUNING,
     ) -> None:
         """`stack_of` tells the stack of the call that a thread is in."""
         self._tickets, self._bound, self._stats, self._names = tickets, bound, stats, names
         self._users, self._num_threads, self._epochs = users, num_threads, epochs
         self._timeout_s, self._stack_of = timeout_s, stack_of
-        self._grace_s, self._longest_s = tuning.grace_s, tuning.slow_look_s
         self._lock = threading.Lock()
         # What came and was not collected; and how many calls the merge has that it cannot use yet.
         self._came: list[Came] = []
@@ -283,7 +289,7 @@ class Queue:
         clocks = self._clocks()
         for clock in clocks:
             clock.start(now)
-        self._is_awaited, seconds = True, self._grace_s
+        self._is_awaited, seconds = True, _GRACE_S
         self._wake_fetcher()
         try:
             while not (self._is_there or self.closed):
@@ -317,14 +323,14 @@ class Queue:
         if waited_since is None or is_full:
             # Nobody waits, or what is missing is the user, who takes no batch. Four looks within
             # the timeout.
-            return min(self._longest_s, self._timeout_s / 4)
+            return min(_SLOW_LOOK_S, self._timeout_s / 4)
         suspects = suspects or list(self._tickets.running)
         last = max(suspects, key=lambda ticket: ticket.since or 0.0, default=None)
         silent_since = (last.since or 0.0) if last is not None else 0.0
         since = max(waited_since, self._hungry_since or 0.0, silent_since)
         if now - since >= self._timeout_s:
             raise self._timeout(last, now)
-        return min(self._longest_s, since + self._timeout_s - now)
+        return min(_SLOW_LOOK_S, since + self._timeout_s - now)
 
     def _timeout(self, ticket: Ticket | None, now: float) -> FetchTimeout:
         at = self._wanted or (0, 0) if ticket is None else (ticket.sequence, ticket.first)

@@ -18,7 +18,7 @@ from feeder import ConfigError, FetchError, RayActors
 from feeder.executors import actor, actors, cluster
 from feeder.executors.actors import DATA
 from feeder.executors.options import executor_of
-from feeder.workers import pipeline
+from feeder.workers.fetch import queue
 from feeds import drain, make, note, running
 from lineage import WAIT_S
 from project import ROOT, TESTS
@@ -203,7 +203,7 @@ def test_a_call_that_hangs_is_told_with_its_stack(
     cluster: Any, per_actor: int, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A new limit counts from the next look.
-    monkeypatch.setattr(pipeline, "TUNING", pipeline.TUNING.replace(slow_look_s=0.2))
+    monkeypatch.setattr(queue, "_SLOW_LOOK_S", 0.2)
     door = remote.door(tmp_path)
     fetch = remote.At(7, remote.hang_in_a_place_of_its_own, door)
     executor = RayActors(1, per_actor=per_actor)

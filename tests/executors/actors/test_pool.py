@@ -58,7 +58,7 @@ class Pool:
 
     def ask(self, first: int) -> _Asked:
         """Somebody asks for a call."""
-        asked = _Asked(Calls(first, 1, 0, 0, 1, 1, 1, 1, None, []), lambda member: None)
+        asked = _Asked(Calls(first, 0, 0, 1, 1, 1, None, []), lambda member: None)
         with self.pool._lock:
             ticket = Ticket(asked, None, (0, first), is_repeatable=True, most_deaths=3)
             self.pool._ledger.open(ticket)
