@@ -444,15 +444,17 @@ class _RemoteIndexCalls(IndexCalls):
         super().__init__(execution.spec)
         self._execution = execution
 
-    def begin(self, ticket: Ticket) -> Callable[[], Any]:
+    def begin(self, ticket: Ticket) -> Callable[[int], Any]:
         execution, bundle = self._execution, _Bundle.of(ticket, self._execution.run)
+        epoch, rows = ticket.epoch, self._rows_asked
 
-        def ask(num: int, most_deaths: int) -> Any:
-            return execution.call_index(
-                ticket.first, ticket.epoch, self._rows_asked, num, most_deaths
+        def make(index: int) -> Any:
+            return bundle.take(
+                ticket.stop - index,
+                lambda num, most_deaths: execution.call_index(index, epoch, rows, num, most_deaths),
             )
 
-        return lambda: bundle.take(ticket.num, ask)
+        return make
 
 
 class _RemoteWorkerCalls(WorkerCalls):
@@ -471,14 +473,14 @@ class _RemoteWorkerCalls(WorkerCalls):
         self._execution = execution
         self._bundle: _Bundle | None = None
 
-    def begin(self, ticket: Ticket) -> Callable[[], Any]:
+    def begin(self, ticket: Ticket) -> Callable[[int], Any]:
         execution = self._execution
         bundle = self._bundle = _Bundle.of(ticket, execution.run)
 
         def ask(num: int, most_deaths: int) -> Any:
             return execution.call_worker(self._worker_id, self._spec.rows_asked, num)
 
-        return lambda: bundle.take(ticket.num, ask)
+        return lambda number: bundle.take(ticket.stop - number, ask)
 
     def mark(self) -> bytes:
         mark = None if self._bundle is None else self._bundle.cursor

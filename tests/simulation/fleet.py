@@ -222,15 +222,17 @@ class FleetPipeline(Pipeline):
         if self._is_over:
             return
         spec, tickets, number = self._spec, self._tickets, ticket.first
+        ending = None
         try:
-            what: Any = spec.fetch(Call(number, ticket.epoch, 0, spec.rows_asked, 0))
+            ticket.chunks.append(spec.fetch(Call(number, ticket.epoch, 0, spec.rows_asked, 0)))
         except StopIteration:
-            what = End(None)
-            tickets.close(ticket, ended=True)
-        else:
-            ticket.note_chunk()
+            ending = End(None)
+        came = (0, ticket.epoch, *ticket.take(marked=False), ending)
+        self._came_by_now.append(came)
+        if ending is None:
             tickets.put_back(ticket)
-        self._came_by_now.append((0, ticket.epoch, number, what, None))
+        else:
+            tickets.close(ticket, ended=True)
         tickets.begin_epoch()
         self._call()
         if self._waits and (0, number) == self._merge.wanted:
@@ -267,7 +269,7 @@ class FleetPipeline(Pipeline):
     def _collect(self) -> list[Came]:
         """All that came, once there is what is waited for."""
         came, wanted = self._came_by_now, self._merge.wanted
-        self._waits = not any((0, number) == wanted for _, _, number, _, _ in came)
+        self._waits = not any((0, one[2]) == wanted for one in came)
         if self._waits:
             return []
         self._came_by_now = []

@@ -71,17 +71,23 @@ class Bound:
         and not at the one whose batch is next."""
         return 0 in self.waiting
 
-    def add_chunk(self, rows: int, num_bytes: int) -> None:
-        """A call gave a chunk."""
+    def shares(self, num_threads: int) -> tuple[int, int]:
+        """The rows and bytes that there is room for, in equal shares."""
+        rows, num_bytes = self.max_rows - self.rows - self.kept_rows, self.max_bytes - self.bytes
+        return rows // num_threads, num_bytes // num_threads
+
+    def add_chunks(self, num: int, rows: int, num_bytes: int) -> None:
+        """So many calls gave chunks."""
         # Chunks of one feed may differ much, and some large ones may be under way when a small one
         # comes: a large one is forgotten slowly. Of 64 workers whose chunks had 10 MB and 8 kB in
         # turns, 140 to 270 MB were held under a bound of 20 MB if the last chunk alone counted, and
         # 41 to 51 so (2026-11-24). What no count foresees is a first large chunk of each call that
         # is under way.
-        before = self.call_bytes if self._has_seen else 0
-        self._has_seen = True
-        self.call_bytes = max(num_bytes, int(before * self._kept_share))
-        self.call_rows = max(rows, int(self.call_rows * self._kept_share))
+        if num:
+            before = self.call_bytes if self._has_seen else 0
+            self._has_seen = True
+            self.call_bytes = max(num_bytes // num, int(before * self._kept_share))
+            self.call_rows = max(rows // num, int(self.call_rows * self._kept_share))
         self.add(rows, num_bytes)
 
     def add(self, rows: int, num_bytes: int, kept_rows: int = 0) -> None:

@@ -11,7 +11,6 @@ import types
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from feeder.workers.errors import (
@@ -150,9 +149,9 @@ class SequenceCalls(Protocol):
         """Bring a new fetch function to where the stream goes on, step by step. After each step the
         caller waits for as many seconds as it gives, and may stop."""
 
-    def begin(self, ticket: Ticket) -> Callable[[], Any]:
-        """What makes the next call of the ticket each time. It may raise anything, StopIteration at
-        the epoch's end."""
+    def begin(self, ticket: Ticket) -> Callable[[int], Any]:
+        """What makes the call of a number, of those of the ticket in order. It may raise anything,
+        StopIteration at the epoch's end."""
 
     def mark(self) -> bytes:
         """The cursor after the last call, as bytes."""
@@ -189,14 +188,13 @@ class IndexCalls:
         """Nothing: a pure function is called with the index to go on at."""
         return ()
 
-    def begin(self, ticket: Ticket) -> Callable[[], Any]:
+    def begin(self, ticket: Ticket) -> Callable[[int], Any]:
         fetch, places, epoch = self._fetch, self._places, ticket.epoch
         first_worker_id, num_workers = self._first_worker_id, self._num_workers
         rows_asked, seed = self._rows_asked, self._seed
 
-        def call() -> Any:
+        def make(index: int) -> Any:
             # As `StreamSpec.call` does, without a call of Python's for each of its numbers.
-            index = ticket.first
             call = Call(index, epoch, first_worker_id + index % num_workers, rows_asked, seed)
             place = None if places is None else places.place(epoch, index)
             if place is None:
@@ -206,7 +204,7 @@ class IndexCalls:
             with writing_to(place, call):
                 return fetch(call)
 
-        return call
+        return make
 
     def mark(self) -> bytes:
         return b""
@@ -241,8 +239,9 @@ class WorkerCalls:
         self._origins = origins_of(spec.fetch, spec.cursor)
         self._sizes = sizes
 
-    def begin(self, ticket: Ticket) -> Callable[[], Any]:
-        return partial(self._spec.fetch, self._worker_id, self._spec.rows_asked)
+    def begin(self, ticket: Ticket) -> Callable[[int], Any]:
+        fetch, worker_id, rows = self._spec.fetch, self._worker_id, self._spec.rows_asked
+        return lambda number: fetch(worker_id, rows)
 
     def put_back(self) -> Iterable[float]:
         if not self._spec.seekable:

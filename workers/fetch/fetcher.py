@@ -92,17 +92,18 @@ class Fetcher:
             if self._is_fresh[ticket.sequence]:
                 self._put_back(ticket, calls)
         except BaseException as error:
-            self._fail(ticket, number, error)
+            self._fail(ticket, number, (0, 0), error)
             return 0
-        began = time.monotonic()
-        computed = time.thread_time()
+        began, computed = time.monotonic(), time.thread_time()
         stats.begin_list(number, began)
-        num_calls, rows, num_bytes, outcome = self._call(ticket, calls, began)
+        num_calls, rows, num_bytes, outcome = self._call(ticket, calls)
         now = time.monotonic()
         took = now - began
         computed_s = took if took < _CPU_READ_S else min(took, time.thread_time() - computed)
         stats.end_list(number, num_calls, rows, num_bytes, now, computed_s)
-        self._judge(ticket, calls, number, outcome)
+        if num_calls:
+            ticket.pause_s, ticket.failures, ticket.failure = 0.0, 0, None
+        self._judge(ticket, calls, number, (rows, num_bytes), outcome)
         return num_calls
 
     def _put_back(self, ticket: Ticket, calls: SequenceCalls) -> None:
@@ -120,102 +121,122 @@ class Fetcher:
         self._queue.run_steps(steps())
         self._is_fresh[ticket.sequence] = False
 
-    def _call(
-        self, ticket: Ticket, calls: SequenceCalls, began: float
-    ) -> tuple[int, int, int, object]:
+    def _call(self, ticket: Ticket, calls: SequenceCalls) -> tuple[int, int, int, object]:
         """Make calls until the ticket is done or something else than a chunk comes. Returns how many
         gave a chunk, their rows and bytes, and what came last: `_DONE`, None for "nothing right
         now", or what the call raised."""
         # The loop runs once per call, which may take a microsecond: what it needs are locals.
         queue, names, axis = self._queue, self._spec.names, self._spec.axes[0]
+        append, marks = ticket.chunks.append, ticket.marks
         mark = calls.mark if self._spec.seekable else None
         note_first = self._note_first if self._looks_at_first else None
         note = self._print if self._run.debug else note_first
-        put, row_bytes, monotonic = queue.put, queue.row_bytes, time.monotonic
-        # One that takes much longer than calls took of late is not continued.
-        stop, rows, num_bytes, num_calls = began + 2 * self._ticket_s, 0, 0, 0
+        row_bytes = queue.row_bytes
+        measure = count_bytes if row_bytes is None else None  # Later the merge may have taken some.
+        number, most_rows, most_bytes = ticket.first, ticket.most_rows, ticket.most_bytes
+        if row_bytes:
+            most_rows = min(most_rows, most_bytes // row_bytes)
+        rows = num_bytes = num_calls = 0
         try:
             call = calls.begin(ticket)
             while True:
-                chunk = call()
+                chunk = call(number)
                 if chunk is None:
-                    return num_calls, rows, num_bytes, None
+                    outcome: object = None
+                    break
                 if type(chunk) is not tuple:
                     # Most functions return a list, and small chunks feel each call of a function.
                     chunk = tuple(chunk) if type(chunk) is list else as_tuple(chunk, names)
-                cursor = mark() if mark is not None else None
                 if note is not None:
-                    note(ticket, chunk)
+                    note(ticket, number, chunk)
                 # Only counted here: the merge checks chunks, in the order of the stream.
                 try:
-                    num = chunk[0].shape[axis]
+                    rows += chunk[0].shape[axis]
                 except (AttributeError, IndexError, TypeError, KeyError):
-                    num = 1
-                size = count_bytes(chunk) if row_bytes is None else num * row_bytes
-                now = monotonic()
-                goes_on = put(ticket, chunk, num, size, cursor, now)
-                chunk = None  # It may be passed on, if nobody has it.
-                rows, num_bytes, num_calls = rows + num, num_bytes + size, num_calls + 1
-                if not goes_on or now > stop:
-                    return num_calls, rows, num_bytes, _DONE
+                    rows += 1
+                if measure is not None:
+                    num_bytes += measure(chunk)
+                    if num_bytes >= most_bytes:
+                        most_rows = 0
+                cursor = mark() if mark is not None else b""
+                number += 1
+                num_calls += 1
+                append(chunk)
+                chunk = None  # It may be taken meanwhile, and passed on if nobody has it.
+                if mark is not None:
+                    marks.append(cursor)
+                if number >= ticket.stop or rows >= most_rows or queue.cuts_short:
+                    outcome = _DONE
+                    break
         except BaseException as error:
             # Also what is no Exception: a fetcher that ended of it would be waited for.
-            return num_calls, rows, num_bytes, error
+            outcome = error
+        if row_bytes is not None:
+            num_bytes = rows * row_bytes
+        return num_calls, rows, num_bytes, outcome
 
-    def _judge(self, ticket: Ticket, calls: SequenceCalls, number: int, outcome: object) -> None:
-        """Give a ticket back whose last call came to this."""
+    def _judge(
+        self, ticket: Ticket, calls: SequenceCalls, number: int, came: tuple[int, int],
+        outcome: object,
+    ) -> None:  # fmt: skip
+        """Give a ticket back whose calls gave so many rows and bytes, and the last one this."""
         if outcome is _DONE:
-            self._queue.give_back(ticket)
+            self._queue.give_back(ticket, *came)
         elif outcome is None:
             self._stats.nothings[number] += 1
             # Twice as long each time.
             ticket.pause_s = pause_s = min(2 * ticket.pause_s or _FIRST_NONE_S, _LAST_NONE_S)
-            self._queue.give_back(ticket, put_off_s=pause_s)
+            self._queue.give_back(ticket, *came, put_off_s=pause_s)
         elif isinstance(outcome, StopIteration):
             try:
-                self._queue.give_back(ticket, End(calls.mark() if self._spec.seekable else None))
+                ending: End | FeedError = End(calls.mark() if self._spec.seekable else None)
             except BaseException as error:
-                self._queue.give_back(ticket, self._failed(ticket, error))
+                ending = self._failed(ticket, error)
+            self._queue.give_back(ticket, *came, ending=ending)
         else:
             assert isinstance(outcome, BaseException)
-            self._retry(ticket, calls, number, outcome)
+            self._retry(ticket, calls, number, came, outcome)
 
     def _retry(
-        self, ticket: Ticket, calls: SequenceCalls, number: int, error: BaseException
-    ) -> None:
+        self, ticket: Ticket, calls: SequenceCalls, number: int, came: tuple[int, int],
+        error: BaseException,
+    ) -> None:  # fmt: skip
         """A call raised: have it made again, or put its error in its place in the stream."""
         is_lost = isinstance(error, CallLost) or not isinstance(error, Exception)
         if is_lost or ticket.failures >= self._run.retries or self._is_of_the_end(error):
-            self._fail(ticket, number, error)
+            self._fail(ticket, number, came, error)
             return
         self._stats.fail(number, in_words(error))
         self._stats.retries[number] += 1
-        ticket.failure = error
         # The call may have failed half-way: made again from there, it would skip rows.
         try:
             calls.undo()
         except BaseException as undo_error:
-            self._queue.give_back(ticket, self._failed(ticket, undo_error))
+            self._queue.give_back(ticket, *came, ending=self._failed(ticket, undo_error))
             return
         pause_s = self._run.retry_backoff_s * 2**ticket.failures
-        ticket.failures += 1
-        self._queue.give_back(ticket, put_off_s=pause_s)
+        ticket.failures, ticket.failure = ticket.failures + 1, error
+        self._queue.give_back(ticket, *came, put_off_s=pause_s)
 
-    def _fail(self, ticket: Ticket, number: int, error: BaseException) -> None:
+    def _fail(
+        self, ticket: Ticket, number: int, came: tuple[int, int], error: BaseException
+    ) -> None:
         """An error takes the place of all that the sequence could give from here on."""
         if self._is_of_the_end(error):
-            self._queue.give_back(ticket)
+            self._queue.give_back(ticket, *came)
             return
         self._stats.fail(number, in_words(error))
         is_told = isinstance(error, FeedError) and self._is_fresh[ticket.sequence]
-        self._queue.give_back(ticket, error if is_told else self._failed(ticket, error))
+        ending = error if is_told else self._failed(ticket, error)
+        self._queue.give_back(ticket, *came, ending=ending)
 
     def _is_of_the_end(self, error: BaseException) -> bool:
         """Whether a call in a process was cut off because the stream is over: no fault of its."""
         return isinstance(error, ClosedError) and self._queue.closed
 
     def _failed(self, ticket: Ticket, error: BaseException) -> FetchError:
-        worker_id, number = self._names.of_call(ticket.sequence, ticket.first)
+        at = ticket.first + len(ticket.chunks)
+        worker_id, number = self._names.of_call(ticket.sequence, at)
         failed = FetchError(
             f"worker {worker_id}, call {number}: {told_of(error)}",
             worker_id=worker_id,
@@ -224,14 +245,14 @@ class Fetcher:
         failed.__cause__ = error
         return failed
 
-    def _note_first(self, ticket: Ticket, chunk: Any) -> None:
+    def _note_first(self, ticket: Ticket, number: int, chunk: Any) -> None:
         """Note the rows of the run's first call, before anybody may write into them."""
         if not self._looks_at_first:
             return
         self._looks_at_first = False
         # What is no chunk is told in its place in the stream.
         with contextlib.suppress(Exception):
-            self._first = self._spec.call(ticket.epoch, ticket.first), digest_chunk(chunk)
+            self._first = self._spec.call(ticket.epoch, number), digest_chunk(chunk)
 
     def repeat_first(self) -> None:
         """Make the run's first call again, once, and warn where it gives other rows: so does what
@@ -250,13 +271,14 @@ class Fetcher:
                 "repeatable=False", call.worker_id, call.index,
             )  # fmt: skip
 
-    def _print(self, ticket: Ticket, chunk: Any) -> None:
+    def _print(self, ticket: Ticket, number: int, chunk: Any) -> None:
         printed = hash_chunk(chunk)
         if self._spec.pure and self._spec.repeatable:
-            call = self._spec.call(ticket.epoch, ticket.first)
+            call = self._spec.call(ticket.epoch, number)
             if not self._repeats(call, printed, hash_chunk):
                 printed = OTHER_ROWS
-        self.prints[ticket.sequence, ticket.epoch, ticket.first] = printed
+        # Before the chunk, which the merge may take from under this ticket.
+        self.prints[ticket.sequence, ticket.epoch, number] = printed
 
     def _repeats(self, call: Call, printed: int, digest: Callable[[Any], int]) -> bool:
         """Whether a call that is made again gives the same rows, as far as can be told."""

@@ -1,7 +1,7 @@
 """The bounded queue: one lock, and everything that fetchers, the enqueuer and the user share.
 
-Fetchers draw tickets here, and put down what each call gave, with its number. The enqueuer takes
-all that came at once, whatever its order: what comes first follows from numbers, and the merge knows
+Fetchers draw tickets here, and give them back with what their calls gave. The enqueuer takes all
+that came at once, whatever its order: what comes first follows from numbers, and the merge knows
 them. So the queue is a list that is taken as a whole, and nobody searches it. It is bounded in calls,
 rows and bytes, counted until the user has them: the user's thread makes room here as well.
 
@@ -23,6 +23,7 @@ from feeder.workers.fetch.threads import Wakes, stack
 from feeder.workers.fetch.tickets import IndexTickets, Ticket, Tickets
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import Stopwatch, StreamStats
+from feeder.workers.stream.chunks import count_bytes
 from feeder.workers.stream.merge import Came, End
 
 _T = TypeVar("_T")
@@ -39,10 +40,19 @@ _SLOW_LOOK_S = 10.0
 _MOST_CALLS = 4096
 """So many calls may have come and not be merged. Chunks without rows count in no other bound."""
 
+_AHEAD_BYTES = 8 * 1024 * 1024
+"""While the enqueuer is busy, no call is made once so many bytes have come."""
+# Above it rows have left every cache before they are copied: 4.3 MB chunks came two to three times
+# slower (2026-11-21).
+
+_QUICK_CALLS = 8
+"""Of calls of which so many are on a ticket one thread makes all."""
+# Beside each other, threads would wait for the interpreter and for the queue.
+
 _NUM_AHEAD = 4
 """For so many batches more than calls under way fill slots are taken ahead, if these are small."""
 
-_AHEAD_BYTES = 16 * 1024 * 1024
+_AHEAD_SLOT_BYTES = 16 * 1024 * 1024
 
 
 class User(Protocol):
@@ -80,17 +90,19 @@ class Queue:
         self._lock = threading.Lock()
         # What came and was not collected; and how many calls the merge has that it cannot use yet.
         self._came: list[Came] = []
-        self._num_held = 0
-        # The threads that have tickets.
+        self._num_came = self._came_bytes = self._num_held = 0
+        self._is_marked, self._axis = names.spec.seekable, names.spec.axes[0]
+        # The threads that have tickets, and whether the calls on these are quick.
         self._calling: set[int] = set()
+        self._is_quick = False
         # Fetchers wait here for a call that may be made; the first goes on by itself at some time,
         # to make one that was put off. One at a time is woken, and wakes the next if it finds one.
         self._wakes = Wakes()
         self._num_idle, self._wakes_at, self._is_coming = 0, math.inf, False
-        # The enqueuer waits here for the call that it wants, by sequence and number, None for any, and whether it came;
-        # and whether it is told at once, and not when the call's ticket is done.
+        # The enqueuer waits here for the call that it wants, by sequence and number, None for any,
+        # and whether it came.
         self._arrived = threading.Condition(self._lock)
-        self._is_awaited = self._is_there = self._is_urgent = False
+        self._is_awaited = self._is_there = False
         self._wanted: tuple[int, int] | None = None
         # Since when it has waited without a row having come.
         self._hungry_since: float | None = None
@@ -101,6 +113,9 @@ class Queue:
         self._closing = threading.Condition(self._lock)
         self.closed = False
         """Whether the stream is over."""
+        self.cuts_short = False
+        """Whether tickets end with the call that is being made: the stream is over, or somebody waits
+        for it. Fetchers read it without the lock between two calls."""
 
     # ---- the fetchers' side
 
@@ -123,11 +138,14 @@ class Queue:
                     return []
                 self._tickets.end_pauses(now)
                 if tickets := self._draw(most):
+                    most_rows, most_bytes = self._bound.shares(self._num_threads)
                     for ticket in tickets:
                         ticket.ident, ticket.called_at = ident, now
+                        ticket.most_rows, ticket.most_bytes = most_rows, most_bytes
                         if ticket.since is None:
                             ticket.since = now
                     self._calling.add(ident)
+                    self._is_quick = most >= _QUICK_CALLS
                     self._wake_fetcher()
                     return tickets
                 until = self._tickets.due
@@ -153,8 +171,10 @@ class Queue:
     @property
     def _has_room(self) -> bool:
         """Whether calls may be made for the sake of batches to come."""
-        has_calls = len(self._came) + self._num_held < _MOST_CALLS
-        return has_calls and self._bound.has_room(len(self._calling))
+        if self._num_came + self._num_held >= _MOST_CALLS:
+            return False
+        is_far = self._came_bytes >= _AHEAD_BYTES and not self._is_awaited
+        return not is_far and self._bound.has_room(len(self._calling))
 
     @property
     def _may_go_above(self) -> bool:
@@ -163,46 +183,50 @@ class Queue:
         is_one = self._wanted is not None or not self._calling
         return self._is_awaited and not self._is_there and self._bound.starving and is_one
 
-    def put(
-        self, ticket: Ticket, chunk: Any, rows: int, num_bytes: int, mark: bytes | None, now: float
-    ) -> bool:
-        """The next call of a ticket gave a chunk; whether the ticket's others are to be made now.
-        If not, the fetcher gives it back."""
-        with self._lock:
-            if self.closed:
-                return False
-            if rows:
-                ticket.since, self._hungry_since = now, None
-            self._came.append((ticket.sequence, ticket.epoch, ticket.first, chunk, mark))
-            self._note(ticket)
-            if self._is_urgent and self._is_there:
-                self._arrived.notify()
-            ticket.note_chunk()
-            self._bound.add_chunk(rows, num_bytes)
-            return ticket.num > 0 and self._bound.has_room(len(self._calling) - 1)
-
-    def _note(self, ticket: Ticket) -> None:
-        """Something came of the ticket's next call."""
-        if self._is_awaited and not self._is_there:
-            self._is_there = self._wanted is None or self._wanted == (ticket.sequence, ticket.first)
-
     def give_back(
-        self, ticket: Ticket, ending: End | FeedError | None = None, put_off_s: float = 0.0
-    ) -> None:
-        """The next call of a ticket has ended the epoch, or failed for good; otherwise what is left
-        of the ticket is to be made later, not before so many seconds have passed."""
+        self, ticket: Ticket, rows: int = 0, num_bytes: int = 0, *,
+        ending: End | FeedError | None = None, put_off_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        """A ticket's calls have given so much. The call after them has ended the epoch or failed for
+        good; otherwise what is left of the ticket is to be made later, not before so many seconds
+        have passed."""
         with self._lock:
+            now = time.monotonic()
+            # Chunks without rows may come for ever: they end no silence.
+            if rows:
+                ticket.since = self._hungry_since = None
+            counted_rows, counted_bytes = ticket.counted
+            ticket.counted = 0, 0
+            self._take(ticket, ending, rows - counted_rows, num_bytes - counted_bytes)
             if ending is not None:
-                self._came.append((ticket.sequence, ticket.epoch, ticket.first, ending, None))
-                self._note(ticket)
                 self._tickets.close(ticket, ended=isinstance(ending, End))
             else:
-                self._tickets.put_back(ticket, time.monotonic() + put_off_s if put_off_s else 0.0)
+                self._tickets.put_back(ticket, now + put_off_s if put_off_s else 0.0)
             if self._is_there:
                 self._arrived.notify()
             # All may call then, and at the end of the stream all go home.
             if self._tickets.begin_epoch():
                 self._wake_all_fetchers()
+
+    def _take(
+        self, ticket: Ticket, ending: End | FeedError | None, rows: int, num_bytes: int
+    ) -> int:
+        """Take what a ticket's calls have given; returns how many did."""
+        first, chunks, marks = ticket.take(marked=self._is_marked)
+        if self.closed:
+            # Nobody collects any more, and rows that are kept would outlive the feed.
+            return 0
+        if chunks or ending is not None:
+            self._came.append((ticket.sequence, ticket.epoch, first, chunks, marks, ending))
+            self._num_came += len(chunks) + 1
+            self._came_bytes += num_bytes
+            if self._is_awaited and not self._is_there:
+                wanted, stop = self._wanted, first + len(chunks) + (ending is not None)
+                self._is_there = wanted is None or (
+                    wanted[0] == ticket.sequence and first <= wanted[1] < stop
+                )
+        self._bound.add_chunks(len(chunks), rows, num_bytes)
+        return len(chunks)
 
     def pause(self, seconds: float) -> bool:
         """Let time pass; returns at once, with False, when the stream is over."""
@@ -264,7 +288,7 @@ class Queue:
                     self._wait()
             if self.closed:
                 raise ClosedError("the feed is stopped")
-            found, self._came = self._came, []
+            found, self._came, self._num_came, self._came_bytes = self._came, [], 0, 0
             self._wake_fetcher()
             return found
 
@@ -293,16 +317,43 @@ class Queue:
         self._wake_fetcher()
         try:
             while not (self._is_there or self.closed):
-                if not self._arrived.wait(seconds):
-                    self._is_urgent = True
-                    self._tickets.cut_short()
-                    self._wake_fetcher()
+                if not self._arrived.wait(seconds) and not self._look():
                     seconds = self._check(time.monotonic())
         finally:
-            self._is_awaited = self._is_there = self._is_urgent = False
+            self._is_awaited = self._is_there = False
+            self.cuts_short = self.closed
             now = time.monotonic()
             for clock in clocks:
                 clock.stop(now)
+
+    def _look(self) -> bool:
+        """Look after calls that take long; whether what is wanted came before them."""
+        self.cuts_short, self._is_quick = True, False
+        # Rows that exist are not held back by the call after them, nor calls by one that does not
+        # return.
+        self._tickets.cut_short()
+        for ticket in list(self._tickets.running):
+            count = len(ticket.chunks)
+            rows = sum(map(self._count_rows, ticket.chunks[:count]))
+            row_bytes = self._bound.row_bytes
+            num_bytes = (
+                sum(map(count_bytes, ticket.chunks[:count]))
+                if row_bytes is None else rows * row_bytes
+            )  # fmt: skip
+            if count and self._take(ticket, None, rows, num_bytes):
+                ticket.counted = ticket.counted[0] + rows, ticket.counted[1] + num_bytes
+                if rows:
+                    ticket.since, self._hungry_since = time.monotonic(), None
+        self._wake_fetcher()
+        return self._is_there
+
+    def _count_rows(self, chunk: Any) -> int:
+        """The rows of a chunk; 1 of what is none, as the merge will say."""
+        try:
+            rows: int = chunk[0].shape[self._axis]
+        except (AttributeError, IndexError, TypeError, KeyError):
+            return 1
+        return rows
 
     def _clocks(self) -> list[Stopwatch]:
         """What counts a wait: as one for a worker's call as well if it is that alone."""
@@ -376,7 +427,7 @@ class Queue:
             bound = self._bound
             batch_bytes = max(1, batch_rows * (bound.row_bytes or 0))
             most = min(bound.max_rows // batch_rows, bound.max_bytes // batch_bytes)
-            more = min(_NUM_AHEAD, _AHEAD_BYTES // batch_bytes)
+            more = min(_NUM_AHEAD, _AHEAD_SLOT_BYTES // batch_bytes)
             wanted = 1 + -(-self._num_threads // calls_per_batch) + more
             return max(1, min(wanted, most - sum(bound.waiting)))
 
@@ -433,7 +484,7 @@ class Queue:
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is made any more."""
         with self._lock:
-            self.closed = True
+            self.closed = self.cuts_short = True
             # Nobody collects any more, and rows that are kept would outlive the feed.
             self._came.clear()
             self._wake_all_fetchers()
@@ -443,7 +494,7 @@ class Queue:
     def _wake_fetcher(self) -> None:
         """Wake a fetcher that waits, if there is a call for it, or will be before one goes on by
         itself: who put it off may be in a call that does not return."""
-        if not self._num_idle or self._is_coming:
+        if not self._num_idle or self._is_coming or (self._is_quick and self._calling):
             return
         tickets = self._tickets
         is_soon = tickets.due < self._wakes_at

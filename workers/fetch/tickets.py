@@ -28,25 +28,34 @@ MOST_CALLS = 512
 
 
 class Ticket:
-    """Calls `first`, `first + 1`, ... of a sequence, `num` of them, that one thread makes in order.
+    """Calls `first`, `first + 1`, ... of a sequence, up to and not including `stop`, that one thread
+    makes in order.
 
-    Owner: the thread that has drawn it, which writes `first` and `num` under the queue's lock as
-    calls return.
+    Owner: the queue's lock, for every field but the two lists. To these the thread that has drawn it
+    appends without the lock, in an order in which `take` may run at any moment; and it reads `stop`
+    after each call, which may have been lowered, but not below the call that is being made.
     """
 
     __slots__ = (
-        "bundle", "called_at", "epoch", "failure", "failures", "first", "ident", "num", "pause_s", "sequence",
-        "since",
+        "bundle", "called_at", "chunks", "counted", "epoch", "failure", "failures", "first",
+        "ident", "marks", "most_bytes", "most_rows", "pause_s", "sequence", "since", "stop",
     )  # fmt: skip
 
-    def __init__(self, sequence: int, epoch: int, first: int, num: int) -> None:
+    def __init__(self, sequence: int, epoch: int, first: int, stop: int) -> None:
         self.sequence = sequence
         """0 for a pure function; otherwise the worker, counted from 0."""
         self.epoch = epoch
         self.first = first
-        """Number of the next call."""
-        self.num = num
-        """Calls that are left."""
+        """Number of the first call whose chunk was not taken."""
+        self.stop = stop
+        self.chunks: list[Any] = []
+        """What these have given so far."""
+        self.marks: list[bytes] = []
+        """The worker's cursors after them, if the feed has cursors."""
+        self.counted = (0, 0)
+        """Rows and bytes that were taken from under the thread, and are counted already."""
+        self.most_rows = self.most_bytes = 0
+        """Once its chunks have so much, the other calls go back."""
         self.bundle: Any = None
         """What came along from a process and was not put down yet; None if that is nothing."""
         self.ident: int | None = None
@@ -62,11 +71,21 @@ class Ticket:
         self.failure: BaseException | None = None
         """What it raised last."""
 
-    def note_chunk(self) -> None:
-        """The next call gave a chunk."""
-        self.first += 1
-        self.num -= 1
-        self.pause_s, self.failures, self.failure = 0.0, 0, None
+    def take(self, *, marked: bool) -> tuple[int, list[Any], list[bytes] | None]:
+        """The number of the first call whose chunk was not taken, and the chunks from there on.
+
+        Safe beside the thread that is appending: it appends the chunk, then the cursor, and to take
+        a head off a list is one operation.
+        """
+        # The length first: what is appended from here on stays. Of a chunk whose cursor is missing
+        # still, a position could not be told.
+        count = min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
+        first, chunks, marks = self.first, self.chunks[:count], self.marks[:count]
+        del self.chunks[:count], self.marks[:count]
+        if count:
+            self.first += count
+            self.pause_s, self.failures, self.failure = 0.0, 0, None
+        return first, chunks, marks if marked else None
 
 
 class Tickets(Protocol):
@@ -159,7 +178,7 @@ class IndexTickets:
         if num <= 0:
             return []
         self._next = first + num
-        return [self._give(Ticket(0, self.epoch, first, num), num)]
+        return [self._give(Ticket(0, self.epoch, first, first + num), num)]
 
     def _give(self, ticket: Ticket, most: int) -> Ticket:
         self._split(ticket, most)
@@ -183,10 +202,10 @@ class IndexTickets:
     def _split(self, ticket: Ticket, num: int) -> None:
         """Leave so many calls on a ticket; the others go back."""
         # What came along is of all of them.
-        if ticket.num > num and ticket.bundle is None:
-            first, left = ticket.first + num, ticket.num - num
-            ticket.num = num
-            self.put_back(Ticket(0, self.epoch, first, left))
+        first, stop = ticket.first + len(ticket.chunks) + num, ticket.stop
+        if first < stop and ticket.bundle is None:
+            ticket.stop = first
+            self.put_back(Ticket(0, self.epoch, first, stop))
 
     def draw_call(self, sequence: int, number: int) -> list[Ticket]:
         if self._back and self._back[0][0] == number:
@@ -194,7 +213,7 @@ class IndexTickets:
         if self._run(1) != (number, 1):
             return []
         self._next = number + 1
-        return [self._give(Ticket(0, self.epoch, number, 1), 1)]
+        return [self._give(Ticket(0, self.epoch, number, number + 1), 1)]
 
     def come_to(self, sequence: int, number: int, most_ahead: int) -> None:
         """Nothing: what is ahead has to come before what is more ahead."""
@@ -202,7 +221,7 @@ class IndexTickets:
     def put_back(self, ticket: Ticket, due: float = 0.0) -> None:
         self.running.discard(ticket)
         ticket.ident = None
-        if not ticket.num or ticket.first >= min(self._ended_at, self._failed_at):
+        if ticket.first >= min(ticket.stop, self._ended_at, self._failed_at):
             return
         if due:
             heappush(self._put_off, (due, ticket.first, ticket))
@@ -226,7 +245,8 @@ class IndexTickets:
         heapify(self._back)
         heapify(self._put_off)
         for one in self.begun:
-            one.num = min(one.num, max(1, stop - one.first))  # One is being made.
+            # One is being made.
+            one.stop = min(one.stop, max(one.first + len(one.chunks) + 1, stop))
 
     def begin_epoch(self) -> bool:
         # Calls beyond the end mean nothing: nobody waits for those that were put off.
@@ -248,7 +268,7 @@ class WorkerTickets:
         self.running: set[Ticket] = set()
         self._arrival = arrival
         # A worker's ticket is the same object through the whole stream.
-        self._all = [Ticket(i, start.epoch, first, 0) for i, first in enumerate(start.calls)]
+        self._all = [Ticket(i, start.epoch, first, first) for i, first in enumerate(start.calls)]
         self._firsts = list(start.calls)
         # So many calls of each worker may be made in this epoch, as far as is known.
         self._stop = sys.maxsize
@@ -295,7 +315,7 @@ class WorkerTickets:
             if ahead <= 0:
                 break
             ticket = heappop(self._ready)[2]
-            ticket.num = min(max(1, most // num), ahead)
+            ticket.stop = ticket.first + min(max(1, most // num), ahead)
             drawn.append(ticket)
         self.running.update(drawn)
         return drawn
@@ -309,7 +329,7 @@ class WorkerTickets:
             if ticket.sequence == sequence:
                 del self._ready[i]
                 heapify(self._ready)
-                ticket.num = 1
+                ticket.stop = number + 1
                 self.running.add(ticket)
                 return [ticket]
         return []
@@ -330,7 +350,7 @@ class WorkerTickets:
 
     def cut_short(self) -> None:
         for ticket in self.running:
-            ticket.num = min(ticket.num, 1)
+            ticket.stop = min(ticket.stop, ticket.first + len(ticket.chunks) + 1)
 
     def close(self, ticket: Ticket, *, ended: bool) -> None:
         self.running.discard(ticket)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from feeder.workers.errors import ChunkError, FeedError
@@ -32,9 +33,10 @@ class End:
         """The cursor after `StopIteration`, which the next epoch begins at."""
 
 
-Came = tuple[int, int, int, Any, "bytes | None"]
-"""What a call came to: its sequence (a worker, or 0), its epoch, its number; a chunk, `End`, or the
-error that takes its place; and the worker's cursor after it."""
+Came = tuple[int, int, int, list[Any], "list[bytes] | None", "End | FeedError | None"]
+"""What calls came to: their sequence (a worker, or 0), their epoch, the number of the first; their
+chunks, and the worker's cursors after them; and what the call after them came to: the end of the
+epoch, an error in the place of a chunk, or nothing yet."""
 
 _EPOCH = 1 << 48
 """More calls than an epoch has: a key of a table is an epoch and a number in one."""
@@ -140,18 +142,21 @@ class Merge:
     def push(self, came: Iterable[Came]) -> None:
         """Add what calls came to, as it was collected."""
         tables, epoch, arrives = self._tables, self.position.epoch, self._partitions.arrival
-        for sequence, of_epoch, number, what, mark in came:
+        for sequence, of_epoch, first, chunks, marks, ending in came:
             # A pure function is called ahead of the epoch's end, which nobody knows yet.
             if of_epoch < epoch:
-                self._discard(what)
+                self._discard(chunks)
                 continue
-            key = of_epoch * _EPOCH + number
-            tables[sequence][key] = what
-            self.num_held += 1
-            if mark is not None:
-                self._marks[sequence][key] = mark
+            key = of_epoch * _EPOCH + first
+            keys = range(key, key + len(chunks) + (ending is not None))
+            if ending is not None:
+                chunks.append(ending)
+            tables[sequence].update(zip(keys, chunks, strict=True))
+            self.num_held += len(chunks)
+            if marks:
+                self._marks[sequence].update(zip(keys, marks, strict=False))
             if arrives:
-                self._arrivals.append((sequence, key))
+                self._arrivals.extend([(sequence, key) for key in keys])
 
     def next(self) -> MergedChunks | EpochEnd | None:
         """The next merged chunks, or the end of an epoch; None if more has to come.
@@ -182,28 +187,50 @@ class Merge:
 
     def _merge_ring(self) -> MergedChunks | None:
         """All chunks that are there from the next one on, in the order of the ring."""
-        position = self.position
-        live, num = position.live, len(position.live)
-        ring = [i % num for i in range(position.turn, position.turn + num) if live[i % num]]
-        tables = [self._tables[i] for i in ring]
-        keys = [position.epoch * _EPOCH + position.calls[i] for i in ring]
-        firsts, chunks, j, size = list(keys), [], 0, len(ring)
-        while (what := tables[j].pop(keys[j], None)) is not None:
-            if type(what) is not tuple and isinstance(what, (End, FeedError)):
-                self._last = ring[j], what
-                self.num_held -= 1
-                break
-            chunks.append(what)
-            keys[j] += 1
-            j += 1
-            if j == size:
-                j = 0
+        position, chunks = self.position, list[Any]()
+        base, live, num = position.epoch * _EPOCH, position.live, len(position.live)
+        ring, tables, firsts = list[int](), list[dict[int, Any]](), list[int]()
+        # Once round, as far as chunks have come, and on from there if that is all of it.
+        for i in chain(range(position.turn, num), range(position.turn)):
+            if live[i]:
+                ring.append(i)
+                tables.append(self._tables[i])
+                firsts.append(base + position.calls[i])
+                if not self._take_next(i, tables[-1], firsts[-1], chunks):
+                    break
+        else:
+            keys, size, j = [first + 1 for first in firsts], len(ring), 0
+            while type(what := tables[j].pop(keys[j], None)) is tuple:
+                chunks.append(what)
+                keys[j] += 1
+                j += 1
+                if j == size:
+                    j = 0
+            if what is not None:
+                tables[j][keys[j]] = what  # No chunk, or one that is told to be none.
         self.num_held -= len(chunks)
         if not chunks:
             return None
-        ring, firsts = ring[: len(chunks)], firsts[: len(chunks)]
-        marks = [self._take_marks(*its) for its in zip(ring, firsts, keys, strict=False)]
+        ring, firsts, num = ring[: len(chunks)], firsts[: len(chunks)], len(chunks)
+        marks = [
+            self._take_marks(sequence, first, first + -(-(num - j) // len(ring)))
+            for j, (sequence, first) in enumerate(zip(ring, firsts, strict=True))
+        ]
         return self._merge(chunks, ring, [first % _EPOCH for first in firsts], marks)
+
+    def _take_next(
+        self, sequence: int, table: dict[int, Any], key: int, chunks: list[Any]
+    ) -> bool:
+        """Take what came so from a table; whether it was a chunk."""
+        what = table.pop(key, None)
+        if what is None:
+            return False
+        if type(what) is not tuple and isinstance(what, (End, FeedError)):
+            self._last = sequence, what
+            self.num_held -= 1
+            return False
+        chunks.append(what)
+        return True
 
     def _take_marks(self, sequence: int, first: int, stop: int) -> list[bytes] | None:
         marks = self._marks[sequence]
@@ -255,7 +282,7 @@ class Merge:
         del self._tables[sequence][key]
         self.num_held -= 1
         if self._ends_at is not None and number > self._ends_at:
-            self._discard(what)
+            self._discard([what])
         elif not is_last:
             return what
         elif self._partitions.pure and isinstance(what, FeedError):
@@ -394,10 +421,10 @@ class Merge:
             return self._ends_at is not None and self.position.calls[0] >= self._ends_at
         return not any(self.position.live)
 
-    def _discard(self, what: Any) -> None:
-        if not isinstance(what, (End, FeedError)):
-            self.discarded_rows += self._schema.count_rows([what])
-            self.discarded_bytes += count_bytes(what)
+    def _discard(self, chunks: list[Any]) -> None:
+        chunks = [chunk for chunk in chunks if not isinstance(chunk, (End, FeedError))]
+        self.discarded_rows += self._schema.count_rows(chunks)
+        self.discarded_bytes += sum(map(count_bytes, chunks))
 
     def _end_epoch(self) -> EpochEnd:
         self.position = self._partitions.next_epoch(self.position)
@@ -406,8 +433,7 @@ class Merge:
             begins, table = self.position.epoch * _EPOCH, self._tables[0]
             beyond = [key for key in table if key < begins]
             self.num_held -= len(beyond)
-            for key in beyond:
-                self._discard(table.pop(key))
+            self._discard([table.pop(key) for key in beyond])
             self._arrivals = deque([one for one in self._arrivals if one[1] >= begins])
         self._ends_at = self._short = self._last = None
         self._early.clear()

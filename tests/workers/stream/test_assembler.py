@@ -160,12 +160,12 @@ def test_rows_beyond_the_end_are_counted_out(arrival: bool) -> None:
         partitions, Schema(spec.names, spec.axes), partitions.origin(), spec, prints=None,
         first_partition=None,
     )  # fmt: skip
-    merge.push([(0, 0, 0, End(None), None)])
-    merge.push([(0, 0, number, (np.zeros(number),), None) for number in (1, 3)])
+    merge.push([(0, 0, 0, [], None, End(None))])
+    merge.push([(0, 0, number, [(np.zeros(number),)], None, None) for number in (1, 3)])
     assert isinstance(merge.next(), EpochEnd)
-    merge.push([(0, 0, 2, (np.zeros(2),), None), (0, 1, 0, (np.zeros(3),), None)])
+    merge.push([(0, 0, 2, [(np.zeros(2),)], None, None), (0, 1, 0, [(np.zeros(3),)], None, None)])
     run = merge.next()
     assert isinstance(run, MergedChunks)
-    merge.push([(0, 1, 1, End(None), None)])
+    merge.push([(0, 1, 1, [], None, End(None))])
     assert isinstance(merge.next(), EpochEnd)
     assert (merge.discarded_rows, merge.num_held) == (6, 0)
