@@ -14,9 +14,8 @@ ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs/figures/map.svg"
 
 MADE = [
-    "workers/fetch/scheduler.py",
-    "workers/fetch/policy.py",
-    "workers/fetch/channel.py",
+    "workers/fetch/tickets.py",
+    "workers/fetch/queue.py",
     "workers/fetch/fetcher.py",
     "workers/fetch/calls.py",
     "workers/stream/merge.py",

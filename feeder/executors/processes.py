@@ -332,9 +332,7 @@ class _WorkerFunction:
 
     def __call__(self, worker_id: int, batch_size: int) -> Any:
         execution = self._execution
-        return _only(
-            lambda _: execution.call_worker(worker_id, batch_size, 1), execution.run
-        )
+        return _only(lambda _: execution.call_worker(worker_id, batch_size, 1), execution.run)
 
 
 def _only(ask: Callable[[int], Any], run: RunSpec) -> Any:

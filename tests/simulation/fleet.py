@@ -170,8 +170,8 @@ class Fleet:
 class FleetPipeline(Pipeline):
     """Makes the batches of a stream whose calls actors make.
 
-    What may be called is the choice of the real tickets, up to a bound on calls that are ahead of the
-    merge, which stands for the bound on rows. The order of the chunks is the real merge's.
+    What may be called is the choice of the real tickets, up to a bound on calls that are ahead of
+    the merge, which stands for the bound on rows. The order of the chunks is the real merge's.
     """
 
     def __init__(

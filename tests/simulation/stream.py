@@ -19,9 +19,9 @@ from feeder.service.memory.arena import ArenaSlots
 from feeder.service.server.run import FeedFactory
 from feeder.workers.enqueuer import DeviceQueue, RoundRobinRouter
 from feeder.workers.errors import ClosedError, FeedError, FetchError
+from feeder.workers.fetch.bound import Held
 from feeder.workers.fetch.calls import told_of
 from feeder.workers.fetch.resuming import Resume, StreamStart
-from feeder.workers.fetch.bound import Held
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.assembler import Assembler

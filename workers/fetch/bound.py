@@ -74,6 +74,8 @@ class Bound:
     def shares(self, num_threads: int) -> tuple[int, int]:
         """The rows and bytes that there is room for, in equal shares."""
         rows, num_bytes = self.max_rows - self.rows - self.kept_rows, self.max_bytes - self.bytes
+        if self.row_bytes:
+            rows = min(rows, num_bytes // self.row_bytes)
         return rows // num_threads, num_bytes // num_threads
 
     def add_chunks(self, num: int, rows: int, num_bytes: int) -> None:

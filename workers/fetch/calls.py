@@ -142,8 +142,8 @@ logger = logging.getLogger("feeder")
 
 
 class SequenceCalls(Protocol):
-    """The calls of one sequence: of a pure function, which any number of threads make at once, or of
-    one worker, which one thread at a time makes."""
+    """The calls of one sequence: of a pure function, which any number of threads make at once, or
+    of one worker, which one thread at a time makes."""
 
     def put_back(self) -> Iterable[float]:
         """Bring a new fetch function to where the stream goes on, step by step. After each step the
@@ -164,8 +164,8 @@ def make_calls(
     spec: StreamSpec, run: RunSpec, start: Position, *, resumed: bool,
     places: Placement | None = None,
 ) -> Sequence[SequenceCalls]:  # fmt: skip
-    """The calls of each sequence of a stream that begins at `start`; if it is `resumed` a stream may
-    have been there before. `places` says where calls may write their rows."""
+    """The calls of each sequence of a stream that begins at `start`; if it is `resumed` a stream
+    may have been there before. `places` says where calls may write their rows."""
     if spec.pure:
         return [IndexCalls(spec, places)]
     # The bytes of each worker's cursor: a token holds all cursors.

@@ -122,9 +122,9 @@ class Fetcher:
         self._is_fresh[ticket.sequence] = False
 
     def _call(self, ticket: Ticket, calls: SequenceCalls) -> tuple[int, int, int, object]:
-        """Make calls until the ticket is done or something else than a chunk comes. Returns how many
-        gave a chunk, their rows and bytes, and what came last: `_DONE`, None for "nothing right
-        now", or what the call raised."""
+        """Make calls until the ticket is done or something else than a chunk comes. Returns how
+        many gave a chunk, their rows and bytes, and what came last: `_DONE`, None for "nothing
+        right now", or what the call raised."""
         # The loop runs once per call, which may take a microsecond: what it needs are locals.
         queue, names, axis = self._queue, self._spec.names, self._spec.axes[0]
         append, marks = ticket.chunks.append, ticket.marks
@@ -134,8 +134,6 @@ class Fetcher:
         row_bytes = queue.row_bytes
         measure = count_bytes if row_bytes is None else None  # Later the merge may have taken some.
         number, most_rows, most_bytes = ticket.first, ticket.most_rows, ticket.most_bytes
-        if row_bytes:
-            most_rows = min(most_rows, most_bytes // row_bytes)
         rows = num_bytes = num_calls = 0
         try:
             call = calls.begin(ticket)
@@ -145,8 +143,7 @@ class Fetcher:
                     outcome: object = None
                     break
                 if type(chunk) is not tuple:
-                    # Most functions return a list, and small chunks feel each call of a function.
-                    chunk = tuple(chunk) if type(chunk) is list else as_tuple(chunk, names)
+                    chunk = as_tuple(chunk, names)
                 if note is not None:
                     note(ticket, number, chunk)
                 # Only counted here: the merge checks chunks, in the order of the stream.
@@ -226,9 +223,10 @@ class Fetcher:
             self._queue.give_back(ticket, *came)
             return
         self._stats.fail(number, in_words(error))
-        is_told = isinstance(error, FeedError) and self._is_fresh[ticket.sequence]
-        ending = error if is_told else self._failed(ticket, error)
-        self._queue.give_back(ticket, *came, ending=ending)
+        # What a function raises as it is put back says so by itself.
+        if not (isinstance(error, FeedError) and self._is_fresh[ticket.sequence]):
+            error = self._failed(ticket, error)
+        self._queue.give_back(ticket, *came, ending=error)
 
     def _is_of_the_end(self, error: BaseException) -> bool:
         """Whether a call in a process was cut off because the stream is over: no fault of its."""

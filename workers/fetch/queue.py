@@ -2,8 +2,8 @@
 
 Fetchers draw tickets here, and give them back with what their calls gave. The enqueuer takes all
 that came at once, whatever its order: what comes first follows from numbers, and the merge knows
-them. So the queue is a list that is taken as a whole, and nobody searches it. It is bounded in calls,
-rows and bytes, counted until the user has them: the user's thread makes room here as well.
+them. So the queue is a list that is taken as a whole, and nobody searches it. It is bounded in
+calls, rows and bytes, counted until the user has them: the user's thread makes room here as well.
 
 To wake a thread costs more than a quick call. So whoever waits for a call is woken when the ticket
 of that call is done, and only if that takes long when the call itself is.
@@ -34,8 +34,8 @@ _GRACE_S = 0.0005
 
 _SLOW_LOOK_S = 10.0
 """So often a wait for chunks looks at what it waits for, if nothing wakes it."""
-# Every chunk and every close wakes it, and the timeout has a deadline of its own. So this only bounds
-# what a lost wake-up would cost.
+# Every chunk and every close wakes it, and the timeout has a deadline of its own. So this only
+# bounds what a lost wake-up would cost.
 
 _MOST_CALLS = 4096
 """So many calls may have come and not be merged. Chunks without rows count in no other bound."""
@@ -114,8 +114,8 @@ class Queue:
         self.closed = False
         """Whether the stream is over."""
         self.cuts_short = False
-        """Whether tickets end with the call that is being made: the stream is over, or somebody waits
-        for it. Fetchers read it without the lock between two calls."""
+        """Whether tickets end with the call that is being made: the stream is over, or somebody
+        waits for it. Fetchers read it without the lock between two calls."""
 
     # ---- the fetchers' side
 
@@ -187,9 +187,9 @@ class Queue:
         self, ticket: Ticket, rows: int = 0, num_bytes: int = 0, *,
         ending: End | FeedError | None = None, put_off_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """A ticket's calls have given so much. The call after them has ended the epoch or failed for
-        good; otherwise what is left of the ticket is to be made later, not before so many seconds
-        have passed."""
+        """A ticket's calls have given so much. The call after them has ended the epoch or failed
+        for good; otherwise what is left of the ticket is to be made later, not before so many
+        seconds have passed."""
         with self._lock:
             now = time.monotonic()
             # Chunks without rows may come for ever: they end no silence.

@@ -161,9 +161,7 @@ class StreamStart:
         columns: list[list[Any]] = [[array] for array in rows]
         return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)
 
-    def _take(
-        self, leftover: Leftover, call: Call, schema: Schema, queue: Queue
-    ) -> Rows | None:
+    def _take(self, leftover: Leftover, call: Call, schema: Schema, queue: Queue) -> Rows | None:
         """The rows left over, of the chunk that comes apart; None where the stream is over."""
         spec, seconds = self._spec, self._run.timeout_s
         if not queue.wait_for(lambda: self._is_called, seconds) and not queue.closed:

@@ -6,9 +6,10 @@ drawn again, after a pause. So a slow call holds up nothing but what has to come
 know the order of rows nobody needs to know which thread made a call.
 
 There are two kinds of sequences. The calls of a pure function are numbered through each epoch, and
-any number of them may be under way (`IndexTickets`). A worker's calls follow from each other, so one
-thread at a time makes them (`WorkerTickets`). In both no call of an epoch is made before all those
-of the epoch before have returned: a function that shuffles at an epoch's end would mix rows of two.
+any number of them may be under way (`IndexTickets`). A worker's calls follow from each other, so
+one thread at a time makes them (`WorkerTickets`). In both no call of an epoch is made before all
+those of the epoch before have returned: a function that shuffles at an epoch's end would mix rows
+of two.
 
 Owner: the queue, which calls every method under its lock. Nothing here waits or looks at a clock.
 """
@@ -24,16 +25,17 @@ from typing import Any, Protocol
 from feeder.workers.stream.position import Position
 
 MOST_CALLS = 512
-"""A ticket is for so many calls at most: the first of their chunks is in a cache when it is read."""
+"""A ticket is for so many calls at most: the first of their chunks is in a cache when it is
+read."""
 
 
 class Ticket:
-    """Calls `first`, `first + 1`, ... of a sequence, up to and not including `stop`, that one thread
-    makes in order.
+    """Calls `first`, `first + 1`, ... of a sequence, up to and not including `stop`, that one
+    thread makes in order.
 
-    Owner: the queue's lock, for every field but the two lists. To these the thread that has drawn it
-    appends without the lock, in an order in which `take` may run at any moment; and it reads `stop`
-    after each call, which may have been lowered, but not below the call that is being made.
+    Owner: the queue's lock, for every field but the two lists. To these the thread that has drawn
+    it appends without the lock, in an order in which `take` may run at any moment; and it reads
+    `stop` after each call, which may have been lowered, but not below the call that is being made.
     """
 
     __slots__ = (
@@ -136,8 +138,8 @@ class Tickets(Protocol):
 
 
 class IndexTickets:
-    """The calls of a pure function. As many as there are threads are under way or put off: beyond an
-    index that has nothing yet the next ones have nothing either."""
+    """The calls of a pure function. As many as there are threads are under way or put off: beyond
+    an index that has nothing yet the next ones have nothing either."""
 
     def __init__(self, start: Position, num_threads: int) -> None:
         self.epoch = start.epoch
@@ -149,7 +151,8 @@ class IndexTickets:
         self._next = start.calls[0]
         # Calls above the next one that were made in an earlier run (order of arrival).
         self._done = frozenset(start.done)
-        # Tickets that came back: by their first calls, and those that are put off by when they are due.
+        # Tickets that came back: by their first calls, and those that are put off by when they are
+        # due.
         self._back: list[tuple[int, Ticket]] = []
         self._put_off: list[tuple[float, int, Ticket]] = []
         # The smallest calls that have ended the epoch, and failed for good: none above is drawn.

@@ -3,8 +3,8 @@
 What calls gave comes here in any order, and lies in a table by number until its turn. In the order
 of tickets one chunk is taken from each live worker in turn, and of a pure function the next index,
 so the order follows from numbers alone. All that is there is taken at once, and only then checked,
-in the order of the stream: to check chunks one by one would cost more than to merge them, and checked
-as they come, of two workers that disagree now the one and now the other would be blamed.
+in the order of the stream: to check chunks one by one would cost more than to merge them, and
+checked as they come, of two workers that disagree now the one and now the other would be blamed.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class EpochEnd:
 class Merge:
     """Merges what calls gave, in the order of tickets or in the order of arrival.
 
-    Owned by the enqueuer's thread. Nothing here locks, waits or looks at a clock, so the same chunks
-    always come out in the same order.
+    Owned by the enqueuer's thread. Nothing here locks, waits or looks at a clock, so the same
+    chunks always come out in the same order.
     """
 
     def __init__(
@@ -173,10 +173,7 @@ class Merge:
                     raise last
                 self._end(sequence, last)
                 continue
-            if self._partitions.arrival:
-                merged = self._merge_arrivals()
-            else:
-                merged = self._merge_ring()
+            merged = self._merge_arrivals() if self._partitions.arrival else self._merge_ring()
             if merged is not None:
                 return merged
             if self._last is None and not self._has_ended() and not self._is_early_next:
@@ -218,9 +215,7 @@ class Merge:
         ]
         return self._merge(chunks, ring, [first % _EPOCH for first in firsts], marks)
 
-    def _take_next(
-        self, sequence: int, table: dict[int, Any], key: int, chunks: list[Any]
-    ) -> bool:
+    def _take_next(self, sequence: int, table: dict[int, Any], key: int, chunks: list[Any]) -> bool:
         """Take what came so from a table; whether it was a chunk."""
         what = table.pop(key, None)
         if what is None:

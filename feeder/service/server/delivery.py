@@ -40,8 +40,8 @@ from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.run import ServedFeed, StreamIncarnation
 from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
-from feeder.workers.fetch.resuming import Resume
 from feeder.workers.fetch.bound import Held
+from feeder.workers.fetch.resuming import Resume
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Columns

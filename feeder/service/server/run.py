@@ -30,8 +30,8 @@ from feeder.state.positions import Positions, recall
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.state.state_dict import unpack_position
 from feeder.workers.errors import ClosedError, in_words
-from feeder.workers.fetch.resuming import Resume
 from feeder.workers.fetch.bound import Held
+from feeder.workers.fetch.resuming import Resume
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import Stopwatch, StreamStats, num_partitions
 from feeder.workers.stream.batch import Batch
@@ -186,7 +186,8 @@ class FeedFactory:
         stream = self.config.stream
         arrival = stream.order == "arrival"
         partitions = Partitions(
-            num_partitions=1 if stream.pure else stream.num_workers, pure=stream.pure,
+            num_partitions=1 if stream.pure else stream.num_workers,
+            pure=stream.pure,
             arrival=arrival,
         )
         return Cut(

@@ -1,0 +1,215 @@
+"""Tickets and the queue, with no thread but those that a test needs: which calls are drawn, and
+what becomes of those that came back."""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+
+import numpy as np
+import pytest
+
+from feeder.workers.fetch.bound import Bound, Held
+from feeder.workers.fetch.queue import Queue
+from feeder.workers.fetch.tickets import IndexTickets, Ticket, Tickets, WorkerTickets
+from feeder.workers.spec import CallNames, StreamSpec
+from feeder.workers.stats import StreamStats
+from feeder.workers.stream.merge import End
+from feeder.workers.stream.position import Partitions, Position
+from small import WAIT_S
+
+EPOCHS, THREADS = 3, 3
+
+
+def start(num: int, done: tuple[int, ...] = ()) -> Position:
+    return Position(0, 0, (True,) * num, (0,) * num, (0,) * num, (None,) * num, done)
+
+
+class Threads:
+    """What threads do with tickets, drawn at random; every call is noted, and made once."""
+
+    def __init__(self, tickets: Tickets, ends: list[list[int]], chance: Random) -> None:
+        self.tickets, self.ends, self.chance = tickets, ends, chance
+        self.has: list[Ticket] = []
+        self.made: set[tuple[int, int, int]] = set()
+        self.now, self.firsts = 0.0, [0] * len(ends)
+
+    def step(self) -> None:
+        if len(self.has) < THREADS and self.chance.random() < 0.5:
+            self.now += 1.0
+            self.tickets.end_pauses(self.now)
+            self.has += self.tickets.draw(self.chance.randint(1, 5))
+            assert len({id(one) for one in self.has}) == len(self.has)
+        elif self.has:
+            self.make(self.chance.choice(self.has))
+            if self.chance.random() < 0.2:
+                self.tickets.cut_short()
+
+    def make(self, ticket: Ticket) -> None:
+        """The next call of a ticket is made, or gives nothing."""
+        assert ticket.epoch == self.tickets.epoch
+        number = ticket.first + len(ticket.chunks)
+        assert number < ticket.stop
+        at = ticket.sequence, ticket.epoch, number
+        if number - self.firsts[ticket.sequence] >= self.ends[ticket.sequence][ticket.epoch]:
+            self.give_back(ticket)
+            self.tickets.close(ticket, ended=True)
+            if self.tickets.begin_epoch() and isinstance(self.tickets, WorkerTickets):
+                self.firsts = [one.first for one in self.tickets._all]
+        elif self.chance.random() < 0.8:
+            assert at not in self.made
+            self.made.add(at)
+            ticket.chunks.append(())
+            if ticket.first + len(ticket.chunks) == ticket.stop:
+                self.give_back(ticket)
+                self.tickets.put_back(ticket)
+                self.tickets.begin_epoch()
+        else:
+            self.give_back(ticket)
+            self.tickets.put_back(ticket, self.now + self.chance.randint(1, 3))
+            self.tickets.begin_epoch()
+
+    def give_back(self, ticket: Ticket) -> None:
+        ticket.take(marked=False)
+        self.has.remove(ticket)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_each_index_below_the_end_is_called_once_in_its_epoch(seed: int) -> None:
+    chance = Random(seed)
+    ends = [chance.randint(0, 6) for _ in range(EPOCHS)]
+    done = tuple(i for i in range(ends[0]) if chance.random() < 0.3)
+    tickets = IndexTickets(start(1, done), THREADS)
+    threads = Threads(tickets, [ends], chance)
+    threads.made.update((0, 0, i) for i in done)
+    while tickets.epoch < EPOCHS:
+        threads.step()
+        assert len(tickets.running) <= THREADS
+    below = {(0, epoch, i) for epoch in range(EPOCHS) for i in range(ends[epoch])}
+    assert below == threads.made
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_each_workers_calls_are_made_in_order_and_no_epoch_early(seed: int) -> None:
+    chance = Random(seed)
+    num = chance.randint(1, 4)
+    ends = [[chance.randint(0, 4) for _ in range(EPOCHS)] for _ in range(num)]
+    tickets = WorkerTickets(start(num), THREADS, arrival=chance.random() < 0.5)
+    threads = Threads(tickets, ends, chance)
+    while tickets.epoch < EPOCHS:
+        threads.step()
+        assert len({one.sequence for one in threads.has}) == len(threads.has)
+    for worker in range(num):
+        numbers = sorted(number for sequence, _, number in threads.made if sequence == worker)
+        assert numbers == list(range(sum(ends[worker])))
+
+
+def test_a_call_that_has_nothing_yet_keeps_its_thread_from_the_next_ones() -> None:
+    tickets = IndexTickets(start(1), 1)
+    (ticket,) = tickets.draw(4)
+    tickets.put_back(ticket, 1.0)
+    assert (tickets.draw(4), tickets.is_ready, tickets.due) == ([], False, 1.0)
+    tickets.end_pauses(1.0)
+    assert tickets.draw(4) == [ticket]
+
+
+def test_a_worker_is_called_ahead_of_the_merge_by_its_share_of_the_bound() -> None:
+    tickets = WorkerTickets(start(2), 1, arrival=False)
+    tickets.come_to(0, 0, 3)
+    drawn = tickets.draw(100)
+    assert [(one.sequence, one.first, one.stop) for one in drawn] == [(0, 0, 3), (1, 0, 3)]
+    for one in drawn:
+        one.chunks.extend([()] * 3)
+        one.take(marked=False)
+        tickets.put_back(one)
+    assert (tickets.draw(100), tickets.is_ready) == ([], False)
+    tickets.come_to(1, 1, 3)
+    assert [(one.sequence, one.stop) for one in tickets.draw(100)] == [(0, 4), (1, 4)]
+
+
+def test_what_is_beyond_a_call_that_failed_is_not_drawn() -> None:
+    tickets = IndexTickets(start(1), 2)
+    (early,), (late,) = tickets.draw(2), tickets.draw(2)
+    tickets.close(late, ended=False)
+    assert tickets.draw(2) == []
+    tickets.put_back(early)
+    assert [(one.first, one.stop) for one in tickets.draw(9)] == [(0, 2)]
+
+
+# ---- the queue
+
+
+def make_queue(num_threads: int = 2, max_rows: int = 100) -> Queue:
+    spec = StreamSpec(
+        fetch=print, pure=True, cursor=None, seek=None, names=("id",), axes=(0,), batch_size=5,
+        num_workers=1, first_worker_id=0, seed=0, epochs=1, last_batch="keep", last_round="uneven",
+        order="ticket", dont_rebatch=False, repeatable=True,
+    )  # fmt: skip
+    partitions = Partitions(num_partitions=1, pure=True, arrival=False)
+    return Queue(
+        IndexTickets(start(1), num_threads), Bound(max_rows, 2**30, 1, 0, 1),
+        StreamStats(num_threads, 1), CallNames(spec, partitions), (),
+        num_threads=num_threads, timeout_s=WAIT_S, epochs=1,
+    )  # fmt: skip
+
+
+def give(queue: Queue, ticket: Ticket, rows: int = 1) -> None:
+    num = ticket.stop - ticket.first - len(ticket.chunks)
+    ticket.chunks.extend([(np.zeros(rows),)] * num)
+    queue.give_back(ticket, rows * num, 8 * rows * num)
+
+
+@pytest.mark.timeout(4 * WAIT_S)
+def test_a_fetcher_is_woken_for_each_that_finds_a_call() -> None:
+    queue, drawn, is_full = make_queue(4, max_rows=1), list[Ticket](), threading.Semaphore(0)
+
+    def fetch() -> None:
+        drawn.extend(queue.draw(1))
+        is_full.release()
+
+    (first,) = queue.draw(1)
+    queue.queue(0, 1)
+    give(queue, first, rows=1)
+    threads = [threading.Thread(target=fetch) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert not is_full.acquire(timeout=0.05)  # At the bound, and nobody starves.
+    queue.hand_out(0, Held(1, 1, 8, 0))
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sorted(one.first for one in drawn) == [1, 2, 3]
+
+
+def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:
+    queue = make_queue()
+    (ticket,) = queue.draw(4)
+    ticket.chunks.append((np.zeros(2),))  # Its next call does not return.
+    ((_, _, first, chunks, _, ending),) = queue.collect((0, 0), 0)
+    assert (first, len(chunks), ending) == (0, 1, None)
+    assert [(one.first, one.stop) for one in (ticket, *queue.draw(4))] == [(1, 2), (2, 4)]
+    ticket.chunks.append((np.zeros(2),))
+    queue.give_back(ticket, 4, 32)
+    assert (queue._bound.rows, queue._bound.bytes) == (4, 32)
+
+
+def test_only_calls_of_batches_that_have_a_slot_are_made() -> None:
+    queue = make_queue()
+    queue.allow((0, 3))
+    (ticket,) = queue.draw(9)
+    assert ticket.stop == 3
+    give(queue, ticket)
+    queue.allow(None)
+    assert queue.draw(1)[0].first == 3
+
+
+def test_above_the_bound_the_call_that_is_waited_for_is_made_alone() -> None:
+    queue = make_queue(max_rows=1)
+    early, late = queue.draw(1)[0], queue.draw(1)[0]
+    give(queue, late, rows=5)
+    queue.collect((0, 0), 0)
+    queue._wanted, queue._is_awaited = (0, 0), True
+    assert not queue._tickets.draw_call(0, 0)  # It is being made.
+    queue.give_back(early, put_off_s=1e-9)
+    assert queue.draw(8) == [early]
+    queue.give_back(early, ending=End(None))
+    assert queue.draw(1) == []
