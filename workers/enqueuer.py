@@ -17,7 +17,17 @@ from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.rounds import ends_round
-from feeder.workers.tuning import TUNING
+
+_GROUP_BYTES = 16 * 1024 * 1024
+_GROUP_BATCHES = 64
+"""Batches are handed over in groups of so many bytes or batches."""
+# With groups of 4 MiB threads wake each other more than they work: 1 MB batches came at
+# 16,500/s, and come at 20,000/s; 32 MiB gave no more (2026-11-22).
+
+_YIELD_BYTES = 8 * 1024 * 1024
+"""Where more than this goes round, the enqueuer waits until the user has taken a group."""
+# More leaves the caches on the way, and a copy into buffers that no cache holds takes up to
+# three times as long (2026-11-21).
 
 
 class DeviceQueue(Protocol):
@@ -75,8 +85,8 @@ class RoundRobinRouter:
         # Whether a round of this epoch was complete; of an epoch that was resumed nobody knows.
         self._has_round = True
         self._group: list[Batch] = []
-        self._most_batches = min(TUNING.group_batches, run.max_rows // spec.batch_size // 2)
-        self._most_bytes = min(TUNING.group_bytes, run.max_bytes // 2)
+        self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
+        self._most_bytes = min(_GROUP_BYTES, run.max_bytes // 2)
         self._max_rows = run.max_rows
         self._bytes, self._goal_bytes, self._num_groups = 0, 1, 0
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
@@ -150,7 +160,7 @@ class RoundRobinRouter:
             # next of another, which is full, cannot be put.
             for at in range(len(group)):
                 self._put(group[at].turn % num, [group[at]])
-        if group and copied and self._max_rows * row_bytes > TUNING.yield_bytes:
+        if group and copied and self._max_rows * row_bytes > _YIELD_BYTES:
             # Else slots go round that no cache holds, and a copy takes up to three times as long.
             self._queues[group[-1].turn % num].yield_to_user()
         # Else this frame would hold batches, and their slots, while it waits.

@@ -41,14 +41,13 @@ from feeder.executors.wire import (
     Wire,
 )
 from feeder.state import codec
-from feeder.workers.fetch.calls import as_tuple
+from feeder.workers.fetch.calls import FIRST_NONE_PAUSE_S, as_tuple
 from feeder.workers.fetch.seeding import RECORD_SEEDS, follow_imports, seed_for_call
 from feeder.workers.stream import placement
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import count_bytes, native
 from feeder.workers.stream.copying import is_sole_owner
 from feeder.workers.stream.memory import POOL
-from feeder.workers.tuning import TUNING
 
 _BUNDLE_S = 0.001
 """Small chunks travel together, of calls that took so long: a round trip takes a tenth of it."""
@@ -406,7 +405,7 @@ class _Function:
                     ) from None
                 continue
             if chunk is None:
-                time.sleep(TUNING.first_none_pause_s)  # noqa: TID251  # the function's own pace
+                time.sleep(FIRST_NONE_PAUSE_S)  # noqa: TID251  # the function's own pace
                 continue
             chunks += 1
 

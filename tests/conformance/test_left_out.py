@@ -14,7 +14,6 @@ import feeder
 from feeder import sources
 from feeder.sources import LeftOut
 from feeder.workers.sources.stores import reading
-from feeder.workers.tuning import TUNING
 
 SIZE, BATCH, MOST = 30, 4, 5
 
@@ -65,7 +64,7 @@ def test_a_position_knows_what_was_left_out_before(
         return data if with_rows else coordinator.state_dict()["feeder"]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "TUNING", TUNING.replace(skips_listed=MOST))
+        patch.setattr(reading, "_SKIPS_LISTED", MOST)
         last: list[Any] = [None]
         source, coordinator = opened(bad, num_threads=threads)
         with coordinator:

@@ -29,7 +29,16 @@ from feeder.workers.stream.chunks import Schema, leaves
 from feeder.workers.stream.digests import chain_marks
 from feeder.workers.stream.placement import Placement, writing_to
 from feeder.workers.stream.position import Cut, Position
-from feeder.workers.tuning import TUNING
+
+FIRST_NONE_PAUSE_S = 0.001
+_LAST_NONE_PAUSE_S = 0.25
+"""A call that gave None is made again after so long; doubled up to the second."""
+# An idle source costs no core, and its next row is late by a quarter of a second at most; not
+# measured (2026-11-21).
+
+_PROGRESS_S = 5.0
+"""So often a replay tells how far it has come."""
+# For a person who reads the log; no figure depends on it (2026-11-21).
 
 # ---- Cursors of pure fetch functions: they make the first call after a resume quick.
 #
@@ -351,7 +360,7 @@ def fetch_again(
                     worker_id=call.worker_id,
                     call=call.index,
                 )
-            pause_s = TUNING.first_none_pause_s
+            pause_s = FIRST_NONE_PAUSE_S
         yield pause_s
 
 
@@ -403,7 +412,7 @@ def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float
                 raise spec.not_repeatable(worker_id, seen_calls, "the epoch ended early") from None
             continue
         if chunk is None:
-            yield TUNING.first_none_pause_s
+            yield FIRST_NONE_PAUSE_S
             continue
         arranged = schema.arrange([as_tuple(chunk, spec.names)])
         if arranged.error is not None or seen_calls >= calls:
@@ -411,7 +420,7 @@ def _replay(spec: StreamSpec, start: Position, partition: int) -> Iterator[float
         seen_mark = chain_marks(seen_mark, seen_calls, arranged.columns, range(1))[0]
         seen_calls += 1
         seen_rows += arranged.rows[0]
-        if time.monotonic() - shown > TUNING.progress_s:
+        if time.monotonic() - shown > _PROGRESS_S:
             shown = time.monotonic()
             logger.info("worker %d: replayed %d of %d calls", worker_id, seen_calls, calls)
     if seen_rows != rows or (seen_mark or b"") != (mark or b""):

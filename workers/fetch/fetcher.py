@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from feeder.workers.errors import CallLost, ClosedError, FeedError, FetchError, in_words
-from feeder.workers.fetch.calls import SequenceCalls, as_tuple, told_of
+from feeder.workers.fetch.calls import FIRST_NONE_PAUSE_S, SequenceCalls, as_tuple, told_of
 from feeder.workers.fetch.queue import Queue
 from feeder.workers.fetch.tickets import MOST_CALLS, Ticket
 from feeder.workers.spec import CallNames, RunSpec
@@ -27,7 +27,7 @@ _TICKET_S, _REMOTE_TICKET_S = 0.0005, 0.002
 # 48 us of CPU a batch one by one, and 19 to 23 so (2026-11-27). A process sends what it has after a
 # millisecond.
 
-_FIRST_NONE_S, _LAST_NONE_S = 0.001, 0.25
+_LAST_NONE_S = 0.25
 """A call that gave None is made again after so long; doubled up to the second."""
 # An idle source costs no core, and its next row is late by a quarter of a second at most.
 
@@ -182,7 +182,7 @@ class Fetcher:
         elif outcome is None:
             self._stats.nothings[number] += 1
             # Twice as long each time.
-            ticket.pause_s = pause_s = min(2 * ticket.pause_s or _FIRST_NONE_S, _LAST_NONE_S)
+            ticket.pause_s = pause_s = min(2 * ticket.pause_s or FIRST_NONE_PAUSE_S, _LAST_NONE_S)
             self._queue.give_back(ticket, *came, put_off_s=pause_s)
         elif isinstance(outcome, StopIteration):
             try:

@@ -28,13 +28,13 @@ from feeder.workers.sources.orders.blocks import (
     stay_the_same,
 )
 from feeder.workers.sources.orders.options import OrderOptions, OrderPlan
+from feeder.workers.sources.orders.orders import LISTS_KEPT
 from feeder.workers.sources.orders.sharding import EpochsInTurn, Sharding
 from feeder.workers.sources.source import Source, as_part
 from feeder.workers.sources.steps import rows
 from feeder.workers.sources.steps.routed import Numbers, Places, Route, Routed
 from feeder.workers.sources.steps.walked import Unit, Walked
 from feeder.workers.stream.batch import Call
-from feeder.workers.tuning import TUNING
 
 Weights = Mapping[str, float]
 
@@ -320,7 +320,7 @@ class MixRoute:
     @cached_property
     def _of_lengths(self) -> Callable[[tuple[int, ...]], MixRoute]:
         # Shards have one of two sizes each.
-        return lru_cache(TUNING.lists_kept)(lambda n: replace(self.resized(n), shards=()))
+        return lru_cache(LISTS_KEPT)(lambda n: replace(self.resized(n), shards=()))
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -449,7 +449,7 @@ class DealtRoute:
 
     @cached_property
     def _shards(self) -> Callable[[int], tuple[ShardOfBlocks, Numbers]]:
-        return lru_cache(maxsize=TUNING.lists_kept)(self._shard)
+        return lru_cache(maxsize=LISTS_KEPT)(self._shard)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"route": self.route, "num_shards": self.num_shards}

@@ -47,7 +47,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
-from feeder.workers.sources.orders.orders import Order
+from feeder.workers.sources.orders.orders import LISTS_KEPT, Order
 from feeder.workers.sources.orders.sharding import EpochsInTurn
 from feeder.workers.sources.steps.each import Filtered, Mapped, Zipped
 from feeder.workers.sources.steps.ragged import Budgeted, Offsets, Padded, check_length
@@ -71,7 +71,6 @@ from feeder.workers.sources.stores.reading import (
     Records,
 )
 from feeder.workers.stream.batch import Call
-from feeder.workers.tuning import TUNING
 
 
 @public("feeder.sources")
@@ -111,7 +110,7 @@ class Source:
         self._remember_rows()
 
     def _remember_rows(self) -> None:
-        self._rows = lru_cache(maxsize=TUNING.lists_kept)(self._plan.sharding.rows)
+        self._rows = lru_cache(maxsize=LISTS_KEPT)(self._plan.sharding.rows)
 
     def carrying(self) -> Source:
         """The same for a feed in which rows flow into the next epoch (`last_batch="carry"`).

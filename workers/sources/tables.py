@@ -36,7 +36,16 @@ from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.offsets import order_of_files, told_of_files
 from feeder.workers.sources.stores.reading import Columns, RecordError
 from feeder.workers.stream.batch import Call
-from feeder.workers.tuning import TUNING
+
+_TABLES_KEPT = 64
+"""So many batches of mapped tables, and so many footers of Parquet files, are kept open."""
+# Rows of one call lie anywhere. A batch that is mapped costs no memory of its own, and to parse
+# a footer takes 15 us for each of its groups (2026-11-25).
+
+_GROUP_BYTES_KEPT = 256 * 1024 * 1024
+"""So many bytes of decoded row groups are kept in a process, and the last group in any case."""
+# A group has 100 MB and more if a file is one group, and eight of them took 1.9 GB in each
+# process; 1.0 GB are left, of which half are groups that are being decoded (2026-11-27).
 
 _ARROW_ERRORS = (IndexError, KeyError, MemoryError, NotImplementedError, TypeError, ValueError)
 """What pyarrow raises of damaged bytes, beside OSError. A damaged length of compressed bytes asks
@@ -89,7 +98,7 @@ def parquet(
         ConfigError: a file is missing, damaged or has other columns than the first, pyarrow is not
             installed, or an option is wrong.
     """
-    kept = Kept(whole("row_group_cache", row_group_cache, 1), TUNING.group_bytes_kept, _size_of)
+    kept = Kept(whole("row_group_cache", row_group_cache, 1), _GROUP_BYTES_KEPT, _size_of)
     told = Nulls.of(nulls)
     listed = list_files(paths, "a Parquet file", ("parquet", "pq"))
     files = ParquetFiles(listed, _names(columns), types, verify=flag("verify", verify))
@@ -135,7 +144,7 @@ def arrow(
     else:
         listed = list_files(paths, "an Arrow file", ("arrow", "feather", "ipc"))
         files = ArrowFiles(listed, _names(columns), types)
-    return Source(TableRecords("arrow", files, Kept(TUNING.tables_kept), told), **options)
+    return Source(TableRecords("arrow", files, Kept(_TABLES_KEPT), told), **options)
 
 
 @public("feeder.sources")
@@ -172,7 +181,7 @@ def hf(dataset: Any, *, nulls: Any = "error", **options: Unpack[OrderOptions]) -
                 "leave it out, and give None its value with map"
             )
         return records(dataset if has_format else _Decoded(dataset), **options)
-    table = TableRecords("hf", HfTable(dataset, plain), Kept(TUNING.tables_kept), told)
+    table = TableRecords("hf", HfTable(dataset, plain), Kept(_TABLES_KEPT), told)
     if not decoded:
         return Source(table, **options)
     items = records(_Decoded(dataset.select_columns(decoded))).records
@@ -603,7 +612,7 @@ class ParquetFiles(_Files):
     ) -> None:
         self._verify = verify
         # To parse a footer takes longer than to decode one of many groups: 15 µs for each of them.
-        self._footers = Kept(TUNING.tables_kept)
+        self._footers = Kept(_TABLES_KEPT)
         super().__init__(paths, columns, types)
 
     def _open(self, path: str) -> tuple[Any, list[int], str]:

@@ -15,11 +15,10 @@ from feeder.workers.sources.arguments import PathLike, list_files, whole
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.kept import Kept
-from feeder.workers.sources.stores.offsets import order_of_files
+from feeder.workers.sources.stores.offsets import MAPS_KEPT, order_of_files
 from feeder.workers.sources.stores.reading import Columns, empty_for, has_place, stack
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import native
-from feeder.workers.tuning import TUNING
 
 
 @public("feeder.sources")
@@ -103,7 +102,7 @@ class TokenRecords:
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
         # Each map holds a descriptor.
-        self._maps = Kept(TUNING.maps_kept)
+        self._maps = Kept(MAPS_KEPT)
 
     def _extent(self, path: str) -> tuple[int, int]:
         try:

@@ -20,14 +20,35 @@ from numpy.typing import NDArray
 from feeder.workers.stream.buffers import Seen, Slot
 from feeder.workers.stream.chunks import part_of
 from feeder.workers.stream.memory import Memory, lend
-from feeder.workers.tuning import TUNING
 
-# What the numbers mean, and why they are what they are: `workers/tuning.py`.
-DROP_GIL_BYTES = TUNING.drop_gil_bytes
-_KEPT_BYTES = TUNING.kept_bytes
-_JOIN_BYTES = TUNING.join_bytes
-_PIECE_BYTES = TUNING.piece_bytes
-_LARGE_BYTES = TUNING.pieces_from_bytes
+DROP_GIL_BYTES = 256 * 1024
+"""Arrays of this size and larger are copied by NumPy, which lets go of the interpreter."""
+# To get the interpreter back takes milliseconds beside a busy thread, which is worth it only
+# where the copy takes as long as a switch of threads (2026-11-21).
+
+_KEPT_BYTES = 256 * 1024
+"""Smaller arrays are copied into a message, larger ones are sent from where they are."""
+# A part of a message of its own costs more than the copy of a smaller array (2026-11-23).
+
+_JOIN_BYTES = 8 * 1024
+"""Arrays of at most this size, on average, are copied by `bytes.join`."""
+# Above it the second copy costs more than the calls that it saves (2026-11-21).
+
+_PIECE_BYTES = 512 * 1024
+"""Large arrays are copied in pieces of this size."""
+# Of a larger piece a core's second cache keeps nothing; smaller ones are copied slower
+# (2026-11-23).
+
+_PIECES_FROM_BYTES = 8 * 1024 * 1024
+"""Arrays of this size and larger are copied in pieces."""
+# Copied at once they pass by the caches, and the next reader of the batch fetches it from
+# memory: 7 to 22 % of a served 20 MB batch. Smaller ones in pieces push others out of the
+# caches (2026-11-23).
+
+_KEPT_VIEW_TIMES = 2
+"""A view of an array that is more than so many times larger is copied, and not sent."""
+# Sent, it would keep the whole array until its batch is used, and the bound counts the view
+# alone: memory is bounded by so many times the bound (by reckoning, 2026-11-23).
 
 
 def copy_rows(
@@ -93,7 +114,7 @@ def _is_part(array: NDArray[Any]) -> bool:
     base: Any = array
     while isinstance(base.base, np.ndarray):
         base = base.base
-    return bool(base.nbytes > TUNING.kept_view_times * array.nbytes)
+    return bool(base.nbytes > _KEPT_VIEW_TIMES * array.nbytes)
 
 
 def copy_whole(
@@ -162,7 +183,7 @@ def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
     into one copy."""
     is_plain = target.flags.c_contiguous and source.flags.c_contiguous
     # Overlapping pieces are right only where both sides are plain bytes in one piece.
-    if source.nbytes < _LARGE_BYTES or not is_plain or target.dtype != source.dtype:
+    if source.nbytes < _PIECES_FROM_BYTES or not is_plain or target.dtype != source.dtype:
         np.copyto(target, source)
         return
     to, of = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)

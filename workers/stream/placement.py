@@ -24,7 +24,11 @@ from feeder.workers.errors import FetchError
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.buffers import Arrays, OpenSlot, OpenSlots, Slot
 from feeder.workers.stream.chunks import Schema, part_of
-from feeder.workers.tuning import TUNING
+
+_SLOTS_KEPT = 2
+"""So many slots of a device may be kept by the fetch function while slots are short."""
+# Their memory is missing to the batches ahead. With two the calls wait no longer for slots that
+# may never come back; not measured (2026-11-25).
 
 
 class Plan(NamedTuple):
@@ -294,7 +298,7 @@ class Placement:
         while True:
             slot: Any = self._slots.take_slot(device, columns, self._batch_size)
             if slot is None:
-                if len(kept) < TUNING.slots_kept:
+                if len(kept) < _SLOTS_KEPT:
                     return None
                 # What looks kept may be garbage in a cycle.
                 gc.collect()

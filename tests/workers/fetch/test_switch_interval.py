@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.workers.fetch.threads import ThreadGroup
-from feeder.workers.tuning import TUNING
+from feeder.workers.fetch.threads import SWITCH_INTERVAL_S, ThreadGroup
 from project import printed
 from small import make
 
 PYTHONS_S = 0.005
-SWITCH_S = TUNING.switch_interval_s
+SWITCH_S = SWITCH_INTERVAL_S
 WAIT_S = 30.0
 
 

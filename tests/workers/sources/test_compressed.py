@@ -18,7 +18,6 @@ from feeder.cli import main
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, jsonl, mds, tfrecord, webdataset
 from feeder.workers.sources.stores import inflated
-from feeder.workers.tuning import TUNING
 from needs import needs
 from project import TESTS
 from shards import example, ints, numbered, write_tar, write_tfrecord
@@ -72,7 +71,7 @@ def rows(source: Any, threads: int = 3) -> list[list[Any]]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stretches of few bytes, of which few are kept."""
     monkeypatch.setattr(inflated, "_STRETCH", 128)
-    monkeypatch.setattr(inflated, "TUNING", TUNING.replace(stretches_kept=3))
+    monkeypatch.setattr(inflated, "_STRETCHES_KEPT", 3)
 
 
 @pytest.mark.usefixtures("small")

@@ -18,7 +18,6 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, SampleInfo, arrays, pack, records, samples
 from feeder.workers.sources.stores import reading
 from feeder.workers.stream.copying import is_sole_owner
-from feeder.workers.tuning import TUNING
 
 
 def test_what_a_function_is_told() -> None:
@@ -191,7 +190,7 @@ def test_an_error_that_passes_is_no_defect(
 def test_records_that_are_left_out_are_named(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "TUNING", TUNING.replace(skips_listed=3))
+    monkeypatch.setattr(reading, "_SKIPS_LISTED", 3)
 
     def read(record: int) -> int:
         if record % 2:

@@ -26,7 +26,6 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, jsonl, tfrecord, webdataset
 from feeder.workers.sources.stores import offsets
 from feeder.workers.sources.stores.example import parse_example
-from feeder.workers.tuning import TUNING
 from needs import needs
 from shards import example, field, ints, numbered, varint, write_tar, write_tfrecord
 from stores import encoded, picture
@@ -136,7 +135,7 @@ def test_an_index_is_for_all_who_may_read_the_folder(shards: list[Path], tmp_pat
 def test_many_shards_hold_few_descriptors(
     num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offsets, "TUNING", TUNING.replace(index_bytes_kept=num_bytes))
+    monkeypatch.setattr(offsets, "_INDEX_BYTES_KEPT", num_bytes)
     for i in range(150):
         (tmp_path / f"{i:03d}.jsonl").write_text(f"{2 * i}\n{2 * i + 1}\n")
     before = len(os.listdir("/proc/self/fd"))
@@ -151,7 +150,8 @@ def test_many_shards_hold_few_descriptors(
 def test_an_index_that_changes_while_a_source_reads_is_named(
     shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offsets, "TUNING", TUNING.replace(maps_kept=1, index_bytes_kept=0))
+    monkeypatch.setattr(offsets, "MAPS_KEPT", 1)
+    monkeypatch.setattr(offsets, "_INDEX_BYTES_KEPT", 0)
     source = webdataset(shards, on_error="skip")
     wanted = [chunk["cls"].tolist() for chunk in epoch_of(source, 3)]
     there = pickle.loads(pickle.dumps(source))

@@ -16,7 +16,6 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, arrow, parquet, tables
 from feeder.workers.sources.stores.arrow_columns import to_columns, value_of
 from feeder.workers.sources.stores.kept import Kept
-from feeder.workers.tuning import TUNING
 from needs import needs
 
 needs("pyarrow")
@@ -147,7 +146,7 @@ def test_so_many_bytes_of_groups_are_kept() -> None:
 
 def test_rows_keep_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parquet(tmp_path)
-    monkeypatch.setattr(tables, "TUNING", TUNING.replace(group_bytes_kept=0))
+    monkeypatch.setattr(tables, "_GROUP_BYTES_KEPT", 0)
     wanted, alive = table(), weakref.WeakSet[Any]()
     decode = tables.TableRecords._decode
 

@@ -12,7 +12,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.workers.tuning import TUNING
+from feeder.workers.sources.orders.permutation import KEEPS_GIL_ELEMENTS
+
+_FEW_ENGINES = 20
+"""Fewer random engines than this are seeded one by one."""
+# For few, NumPy's arrays cost more than the loop; not measured apart (2026-11-22).
 
 _MINSTD_MODULUS = 2**31 - 1
 _MINSTD_MULTIPLIER = 16807
@@ -24,9 +28,8 @@ STATE_WORDS = 312
 
 _MT_MULTIPLIER = 6364136223846793005
 _MASK_64 = 2**64 - 1
-_FEW_ENGINES = TUNING.few_engines
 
-MAX_DRAWS = TUNING.keeps_gil_elements
+MAX_DRAWS = KEEPS_GIL_ELEMENTS
 
 
 def _powers() -> NDArray[np.uint64]:

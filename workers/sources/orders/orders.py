@@ -26,10 +26,17 @@ from feeder.workers.sources.orders.libstdcxx import draw_mt19937, shuffle
 from feeder.workers.sources.orders.permutation import Permutation
 from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.orders.shuffles import shuffle_again
-from feeder.workers.tuning import TUNING
 
-_KEPT_LISTS = TUNING.lists_kept
-_KEPT_BLOCKS = TUNING.permutations_kept
+LISTS_KEPT = 4
+"""So many shuffled lists, or keyed permutations, of an order are kept."""
+# Calls of two epochs are under way at once where one goes over into the next, and two feeds may
+# share a source (2026-11-21).
+
+_PERMUTATIONS_KEPT = 64
+"""So many permutations of windows are kept, where a shuffle keeps records together."""
+# Rows of one call lie in a few windows, and calls of some threads in the same ones; not
+# measured (2026-11-25).
+
 
 # The seed that DALI shuffles its lists of files with, so that all shards do it alike.
 DALI_LIST_SEED = 524287
@@ -84,7 +91,7 @@ class SequentialOrder(Order):
 
     def __init__(self, sharding: Sharding) -> None:
         super().__init__(sharding)
-        self._first = lru_cache(maxsize=_KEPT_LISTS)(sharding.first)
+        self._first = lru_cache(maxsize=LISTS_KEPT)(sharding.first)
 
     def indices(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         first = self._first(epoch)
@@ -106,7 +113,7 @@ class PermutedOrder(Order):
     def __init__(self, sharding: Sharding, seed: int) -> None:
         super().__init__(sharding)
         self._seed = seed
-        self._permutation = lru_cache(maxsize=_KEPT_LISTS)(self._permute)
+        self._permutation = lru_cache(maxsize=LISTS_KEPT)(self._permute)
 
     def _permute(self, epoch: int) -> Permutation:
         sharding = self.sharding
@@ -142,7 +149,7 @@ class BlockOrder(Order):
         super().__init__(sharding)
         self._seed, self._window = seed, window
         self._whole, self._rest = divmod(sharding.num_records, window)
-        self._permutation = lru_cache(maxsize=_KEPT_BLOCKS)(self._permute)
+        self._permutation = lru_cache(maxsize=_PERMUTATIONS_KEPT)(self._permute)
 
     def _permute(self, epoch: int, block: int | None) -> Permutation:
         if block is None:
@@ -206,7 +213,7 @@ class ReshuffledOrder(Order):
             if epoch not in self._lists:
                 self._lists[epoch] = self._make(epoch)
                 # The one that was made first goes: epochs pass in order.
-                if len(self._lists) > _KEPT_LISTS:
+                if len(self._lists) > LISTS_KEPT:
                     del self._lists[next(iter(self._lists))]
             return self._lists[epoch]
 

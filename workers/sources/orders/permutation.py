@@ -17,7 +17,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from feeder.workers.tuning import TUNING
+KEEPS_GIL_ELEMENTS = 500
+"""Random numbers are drawn for so many elements at a time."""
+# For more NumPy lets go of the interpreter in every operation, and waits 1 to 5 ms for it
+# beside a busy thread (2026-11-21).
+
+_KEPT_BLOCKS = 4
+"""So many blocks of a permutation are kept, since calls of some threads share a block."""
+# Not measured apart (2026-11-24).
+
 
 _ROUNDS = 8
 # With few cells there are few ways to turn them, and the permutations are about equally likely
@@ -35,7 +43,7 @@ _MIX_1 = _constant(0x9E3779B97F4A7C15)
 _MIX_2 = _constant(0xBF58476D1CE4E5B9)
 _HALF = _constant(32)
 
-_BLOCK, _KEPT_BLOCKS = TUNING.keeps_gil_elements, TUNING.kept_blocks
+_BLOCK, _KEPT_BLOCKS = KEEPS_GIL_ELEMENTS, _KEPT_BLOCKS
 
 MAX_SIZE = 2**62
 """The largest number of records that can be permuted."""

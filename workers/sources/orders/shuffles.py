@@ -18,12 +18,18 @@ from feeder.workers.sources.orders.libstdcxx import (
     draw_mt19937_64,
     draw_targets,
 )
-from feeder.workers.tuning import TUNING
 
-# What the numbers mean, and why they are what they are: `workers/tuning.py`.
-_FEW_SWAPS = TUNING.few_swaps
+_FEW_SWAPS = 1 << 16
+"""So few swaps of a shuffle are made one by one, since NumPy lets go of the interpreter."""
+# Beside a busy Python thread that costs more than the loop (2026-11-22).
+
+_SWAPS_DRAWN = 1 << 20
+_SWAPS_FOLLOWED = 1 << 18
+"""So many swaps of a shuffle are drawn at once, and so many followed at once."""
+# What is followed lies in a core's caches (2026-11-22).
+
 # A block of each engine at least.
-_MOST_DRAWN, _MOST_FOLLOWED = TUNING.swaps_drawn, TUNING.swaps_followed
+_MOST_DRAWN, _MOST_FOLLOWED = _SWAPS_DRAWN, _SWAPS_FOLLOWED
 
 
 def shuffle_again(order: NDArray[np.int64], seeds: Sequence[int]) -> NDArray[np.int64]:

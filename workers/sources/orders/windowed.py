@@ -34,16 +34,28 @@ from feeder.workers.sources.orders.libstdcxx import (
 )
 from feeder.workers.sources.orders.orders import Order
 from feeder.workers.sources.orders.sharding import Sharding
-from feeder.workers.tuning import TUNING
 
-# What the numbers mean, and why they are what they are: `workers/tuning.py`.
-_BLOCK = TUNING.window_block
-_MAX_BLOCKS = TUNING.window_blocks
-_MAX_CHECKPOINTS = TUNING.window_checkpoints
-_MAX_CHECKPOINT_BYTES = TUNING.window_checkpoint_bytes
+_WINDOW_BLOCK = 4096
+_WINDOW_BLOCKS = 32
+"""A windowed shuffle is walked in blocks of so many steps, and so many blocks are kept."""
+# Calls that come a little out of order find their answer made. A block takes about 1 ms
+# (2026-11-21).
+
+_WINDOW_CHECKPOINTS = 64
+_WINDOW_CHECKPOINT_BYTES = 16 * 1024 * 1024
+"""So many states of the walk are kept to go back to, with so many bytes together."""
+# They bound memory; not measured (2026-11-21).
+
+_WINDOW_SPARE_ROUNDS = 16
+"""A window is found by walking so many rounds of it back."""
+# Something of it stays unknown with a probability of exp(-16). Then all is walked: slower, and
+# the same answer (2026-11-22).
+
+_WINDOW_STATES = 1024
+"""So many states of the random engine are kept, for the cursors of positions to come."""
+# They bound memory; not measured (2026-11-22).
+
 _HEADER = struct.Struct("<QIB")
-_SPARE_ROUNDS = TUNING.window_spare_rounds
-_MAX_STATES = TUNING.window_states
 _UNKNOWN = -1
 
 _Kept = TypeVar("_Kept")
@@ -137,7 +149,11 @@ class Window:
         octets = np.zeros((fill, 8), dtype=np.uint8)
         octets[:, :width] = np.frombuffer(data, np.uint8, offset=_HEADER.size).reshape(fill, width)
         slots = step + fill - 1 - octets.view("<i8").reshape(fill)
-        if not is_minstd_state(state) or step % _BLOCK or not _is_window(sharding, step, slots):
+        if (
+            not is_minstd_state(state)
+            or step % _WINDOW_BLOCK
+            or not _is_window(sharding, step, slots)
+        ):
             raise ResumeError("cursor holds a window that this order never has")
         return cls(sharding, step, state, slots.tolist())
 
@@ -184,8 +200,8 @@ class WindowedOrder(Order):
         self._seed = seed
         self._listing = listing
         # Writing down a window takes as long as walking a sixth as many steps as it has slots.
-        self._stride = -(-fill // _BLOCK) * _BLOCK
-        rounds = math.log(fill) + _SPARE_ROUNDS
+        self._stride = -(-fill // _WINDOW_BLOCK) * _WINDOW_BLOCK
+        rounds = math.log(fill) + _WINDOW_SPARE_ROUNDS
         # So many steps before a window that is too large begins the walk that leads to it.
         self._behind = math.ceil(fill * rounds / self._stride) * self._stride
         self._states: OrderedDict[int, int] = OrderedDict()
@@ -202,16 +218,16 @@ class WindowedOrder(Order):
 
     def _places(self, start: int, stop: int) -> NDArray[np.int64]:
         parts = []
-        for number in range(start // _BLOCK, -(-stop // _BLOCK)):
-            base = number * _BLOCK
+        for number in range(start // _WINDOW_BLOCK, -(-stop // _WINDOW_BLOCK)):
+            base = number * _WINDOW_BLOCK
             parts.append(self._block(number)[max(start - base, 0) : stop - base])
         return np.concatenate(parts) if len(parts) != 1 else parts[0]
 
     def _block(self, number: int) -> NDArray[np.int64]:
         if number in self._blocks:
             return self._blocks[number]
-        self._approach(number * _BLOCK)
-        while self._head.step < number * _BLOCK:
+        self._approach(number * _WINDOW_BLOCK)
+        while self._head.step < number * _WINDOW_BLOCK:
             self._advance()
         return self._advance()
 
@@ -222,9 +238,9 @@ class WindowedOrder(Order):
             self._note_state(self._head)
             if step not in self._checkpoints:
                 self._keep(step, bytes(self._head))
-        block = self._head.walk(_BLOCK)
-        self._blocks[step // _BLOCK] = block
-        if len(self._blocks) > _MAX_BLOCKS:
+        block = self._head.walk(_WINDOW_BLOCK)
+        self._blocks[step // _WINDOW_BLOCK] = block
+        if len(self._blocks) > _WINDOW_BLOCKS:
             self._blocks.popitem(last=False)
         return block
 
@@ -241,13 +257,13 @@ class WindowedOrder(Order):
 
     def _keep(self, step: int, checkpoint: bytes) -> None:
         self._checkpoints[step] = checkpoint
-        limit = min(_MAX_CHECKPOINTS, max(2, _MAX_CHECKPOINT_BYTES // len(checkpoint)))
+        limit = min(_WINDOW_CHECKPOINTS, max(2, _WINDOW_CHECKPOINT_BYTES // len(checkpoint)))
         if len(self._checkpoints) > limit:
             self._checkpoints.popitem(last=False)
 
     def _note_state(self, window: Window) -> None:
         self._states[window.step] = window.state
-        if len(self._states) > _MAX_STATES:
+        if len(self._states) > _WINDOW_STATES:
             self._states.popitem(last=False)
 
     def cursor(self, epoch: int, position: int) -> bytes:
@@ -268,11 +284,11 @@ class WindowedOrder(Order):
     def _at_hand(self, step: int, kept: OrderedDict[int, _Kept]) -> _Kept:
         """What is kept of a step that a walk keeps something of; walked to, if need be."""
         if step not in kept:
-            self._block(step // _BLOCK)
+            self._block(step // _WINDOW_BLOCK)
         if step not in kept:
             # The block was at hand, the rest no longer.
             self._blocks.clear()
-            self._block(step // _BLOCK)
+            self._block(step // _WINDOW_BLOCK)
         return kept[step]
 
     def seek(self, cursor: bytes) -> None:

@@ -24,7 +24,14 @@ from typing import Any, BinaryIO, NamedTuple
 from feeder.workers.errors import ConfigError, FeedError
 from feeder.workers.sources import extras
 from feeder.workers.sources.stores.kept import Kept
-from feeder.workers.tuning import TUNING
+
+_STRETCHES_KEPT = 16
+"""So many MiB of the content of a compressed file are kept."""
+# Threads that read in order stand within some calls of each other (2026-11-28).
+
+_INFLATED_KEPT = 8
+"""So many compressed files are being decompressed at once, by each source."""
+# Each has a descriptor, and the MiB above; not measured (2026-11-28).
 
 logger = logging.getLogger("feeder")
 
@@ -112,7 +119,7 @@ class Inflated:
                     left -= len(data)
                 self._stretches[self._next] = b"".join(parts)
                 self._next += 1
-                if len(self._stretches) > TUNING.stretches_kept:
+                if len(self._stretches) > _STRETCHES_KEPT:
                     del self._stretches[next(iter(self._stretches))]
                 if left:
                     break
@@ -198,7 +205,7 @@ class Contents:
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = places
         # Each that is being decompressed holds a descriptor.
-        self._inflated = Kept(TUNING.inflated_kept)
+        self._inflated = Kept(_INFLATED_KEPT)
         self._begun_again = 0
 
     @contextmanager

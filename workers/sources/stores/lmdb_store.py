@@ -21,10 +21,12 @@ from feeder.workers.sources.stores.lmdb_keys import find_keys, is_at, move_to
 from feeder.workers.sources.stores.mapped import RowMap
 from feeder.workers.sources.stores.offsets import order_of_files
 from feeder.workers.sources.stores.reading import Faults, RecordError
-from feeder.workers.tuning import TUNING
+
+_SPARE_TRANSACTIONS = 16
+"""So many read transactions of an LMDB are kept for calls to come."""
+# More calls than that are rarely under way at once; not measured (2026-11-21).
 
 _DATA = "data.mdb"
-_SPARE_TRANSACTIONS = TUNING.spare_transactions
 
 
 class LmdbStore:

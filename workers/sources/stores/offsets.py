@@ -40,7 +40,15 @@ from feeder.workers.sources.stores.inflated import (
 )
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.spec import FILE_ORDER
-from feeder.workers.tuning import TUNING
+
+MAPS_KEPT = 64
+"""So many files of tokens, and so many indexes of files, are mapped at once."""
+# Each map holds a descriptor, of which a process has 1,024 by default. To map a file anew takes
+# 15 us, about as long as to open it (2026-11-27).
+
+_INDEX_BYTES_KEPT = 64 * 1024 * 1024
+"""So many bytes of indexes of files are kept in memory, by each source; others are mapped."""
+# A million records. Rows of a shuffle lie in any file (2026-11-27).
 
 logger = logging.getLogger("feeder")
 
@@ -123,7 +131,7 @@ class IndexedFiles:
         """Of each index its entries, and the one about what the file holds; and how that is
         compressed."""
         self._in_memory: dict[int, NDArray[Any]] = {}
-        self._room = TUNING.index_bytes_kept
+        self._room = _INDEX_BYTES_KEPT
         self._told: list[str] = []
         for number, path in enumerate(paths):
             index, place = keeper.index(path, scan, f"{number + 1} of {len(paths)}")
@@ -138,13 +146,13 @@ class IndexedFiles:
         self._ends = np.cumsum(counts)
         self._firsts = self._ends - counts
         # Each map holds a descriptor.
-        self._maps = Kept(TUNING.maps_kept)
+        self._maps = Kept(MAPS_KEPT)
         self._files = Contents(places)
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process maps an index that is kept, too.
         kept = {n: index for n, index in self._in_memory.items() if self._places[n] is None}
-        return {**self.__dict__, "_in_memory": kept, "_room": TUNING.index_bytes_kept}
+        return {**self.__dict__, "_in_memory": kept, "_room": _INDEX_BYTES_KEPT}
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -18,7 +18,22 @@ from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import hint_of_strings
 from feeder.workers.stream.copying import DROP_GIL_BYTES, copy_rows
 from feeder.workers.stream.memory import POOL
-from feeder.workers.tuning import TUNING
+
+_RECORD_JOIN_BYTES = 8 * 1024
+"""Records of at most this size are copied twice or three times, all at once."""
+# That takes less time than to copy them one by one (2026-11-21).
+
+_JOINED_BYTES = 1024 * 1024
+"""Rows of one call that have at most so many bytes together are joined, whatever their size."""
+# A join lets nobody else run, so larger columns are copied row by row (2026-11-24).
+
+_RECORD_ATTEMPTS = 4
+"""So often a record is read before an `OSError` makes it a defective one that is left out."""
+# As `retries=3` makes a call. Defective records are few, so that it costs nothing (2026-11-27).
+
+_SKIPS_LISTED = 100
+"""So many records that are left out are named, in the log and in the list of a source."""
+# A data set with one bad record in a hundred would fill a disk, and snapshots (2026-11-27).
 
 logger = logging.getLogger("feeder")
 
@@ -35,7 +50,7 @@ _LASTING = (
 _WHY_LENGTH = 300
 """So long may a reason be in a list: it may hold the record itself."""
 
-JOIN_BYTES, _JOINED_BYTES = TUNING.record_join_bytes, TUNING.joined_bytes
+JOIN_BYTES, _JOINED_BYTES = _RECORD_JOIN_BYTES, _JOINED_BYTES
 
 
 @public("feeder.sources")
@@ -138,7 +153,7 @@ class Faults:
         """What `read` returns. If records may be left out, an error that may pass, as of a network,
         is no defect yet: the record is read again."""
         # Otherwise the feed makes the whole call again, as often as `retries` says.
-        for _ in range(TUNING.record_attempts - 1 if self.may_skip else 0):
+        for _ in range(_RECORD_ATTEMPTS - 1 if self.may_skip else 0):
             try:
                 return read()
             except OSError as error:
@@ -183,7 +198,7 @@ class Faults:
                 self._counted[name] = found.epoch
         if is_new:
             logger.warning("left out %s: %s", name, found.why)
-        if is_new and number == TUNING.skips_listed:
+        if is_new and number == _SKIPS_LISTED:
             logger.warning("more records that are left out are counted alone: source.skipped")
 
     def count(self, num: int, found: Iterable[tuple[int, int, str, str]] = ()) -> None:
@@ -198,7 +213,7 @@ class Faults:
         """Under the lock: list a record; whether there is a name more now."""
         listed, before = self._by_name, len(self._by_name)
         listed[found.name] = min(found, listed.get(found.name, found))
-        if len(listed) > TUNING.skips_listed:
+        if len(listed) > _SKIPS_LISTED:
             last = max(listed.values()).name
             del listed[last]
             self._counted.pop(last, None)
