@@ -39,7 +39,7 @@ _PIECE_BYTES = 512 * 1024
 # Of a larger piece a core's second cache keeps nothing; smaller ones are copied slower
 # (2026-11-23).
 
-_PIECES_FROM_BYTES = 8 * 1024 * 1024
+_LARGE_BYTES = 8 * 1024 * 1024
 """Arrays of this size and larger are copied in pieces."""
 # Copied at once they pass by the caches, and the next reader of the batch fetches it from
 # memory: 7 to 22 % of a served 20 MB batch. Smaller ones in pieces push others out of the
@@ -183,7 +183,7 @@ def _copy(target: NDArray[Any], source: NDArray[Any]) -> None:
     into one copy."""
     is_plain = target.flags.c_contiguous and source.flags.c_contiguous
     # Overlapping pieces are right only where both sides are plain bytes in one piece.
-    if source.nbytes < _PIECES_FROM_BYTES or not is_plain or target.dtype != source.dtype:
+    if source.nbytes < _LARGE_BYTES or not is_plain or target.dtype != source.dtype:
         np.copyto(target, source)
         return
     to, of = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-_POOL_FROM_BYTES = 512 * 1024
-_POOL_TO_BYTES = 8 * 1024 * 1024
+_LEAST_BYTES = 512 * 1024
+_MOST_BYTES = 8 * 1024 * 1024
 """Sources make chunks of these sizes in memory that is used again."""
 # malloc does so by itself for smaller ones; free blocks count in no bound, so larger ones are
 # not kept (2026-11-21).
 
-_POOL_BLOCKS = 4
+_KEEP_BLOCKS = 4
 """So many free blocks are kept: at most 32 MiB."""
 # Free blocks count in no bound, so they are few; the number was not measured (2026-11-21).
 
@@ -36,7 +36,7 @@ _POOL_BLOCK_TIMES = 2
 # Else it would serve small arrays, and hold memory that counts in no bound; not measured
 # (2026-11-21).
 
-_MALLOC_SHOWN_BYTES = 32 * 1024 * 1024 - 64 * 1024
+_LARGEST_FOLLOWED_BYTES = 32 * 1024 * 1024 - 64 * 1024
 """malloc is shown a block of this size, so that it keeps what is freed."""
 # glibc follows freed blocks up to 32 MiB, its own few bytes included. 1 MB batches came at
 # 9,000/s in a fresh process, and come at 19,500/s (2026-11-21).
@@ -83,14 +83,14 @@ def keep_freed_memory() -> None:
     them to where any program that frees large arrays has them. They stay where the user has set
     one of them, and another malloc is none the wiser.
     """
-    np.empty(_MALLOC_SHOWN_BYTES, np.uint8)
+    np.empty(_LARGEST_FOLLOWED_BYTES, np.uint8)
 
 
 class Pool:
     """Makes arrays, large ones in memory that came back where there is some. Any thread."""
 
     def __init__(self) -> None:
-        self._free: deque[Block] = deque(maxlen=_POOL_BLOCKS)
+        self._free: deque[Block] = deque(maxlen=_KEEP_BLOCKS)
         self._lent_empty: Callable[[tuple[int, ...], DTypeLike], NDArray[Any]] | None = None
 
     def lend_from(self, empty: Callable[[tuple[int, ...], DTypeLike], NDArray[Any]]) -> None:
@@ -102,9 +102,9 @@ class Pool:
         """What `numpy.empty` gives: a contiguous array with anything in it."""
         dtype = np.dtype(dtype)
         size = prod(shape) * dtype.itemsize
-        if size >= _POOL_FROM_BYTES and self._lent_empty is not None:
+        if size >= _LEAST_BYTES and self._lent_empty is not None:
             return self._lent_empty(shape, dtype)
-        if not _POOL_FROM_BYTES <= size <= _POOL_TO_BYTES:
+        if not _LEAST_BYTES <= size <= _MOST_BYTES:
             return np.empty(shape, dtype)
         return lend(self._take(size), shape, dtype, self._free)
 

@@ -213,3 +213,34 @@ def test_above_the_bound_the_call_that_is_waited_for_is_made_alone() -> None:
     assert queue.draw(8) == [early]
     queue.give_back(early, ending=End(None))
     assert queue.draw(1) == []
+
+
+def test_no_call_is_made_ahead_of_a_busy_enqueuer_once_much_came() -> None:
+    queue = make_queue(max_rows=2**30)
+    (ticket,) = queue.draw(1)
+    ticket.chunks.append((np.zeros(2**20),))
+    queue.give_back(ticket, 2**20, 2**23)
+    assert not queue._has_room
+    queue.collect((0, 0), 0)
+    assert queue._has_room
+
+
+def test_one_thread_makes_quick_calls() -> None:
+    queue, woken = make_queue(), list[int]()
+    queue._num_idle, queue._wakes.wake = 1, lambda: woken.append(1)  # type: ignore[method-assign]
+    queue.draw(8)
+    assert not woken
+    queue._look()
+    assert woken
+
+
+def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
+    bound = Bound(10, 2**20, 1, 0, 1)
+    bound.add(6, 48)
+    assert bound.has_room()
+    bound.add(0, 0, 4)
+    assert not bound.has_room()
+    held = Held(0, 0, 0, 4)
+    bound.hand_out(0, held)
+    bound.hand_out(0, held)  # Said again, as after an interrupt.
+    assert (bound.has_room(), bound.kept_rows) == (True, 0)

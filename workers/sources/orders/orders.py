@@ -32,7 +32,7 @@ LISTS_KEPT = 4
 # Calls of two epochs are under way at once where one goes over into the next, and two feeds may
 # share a source (2026-11-21).
 
-_PERMUTATIONS_KEPT = 64
+_KEPT_BLOCKS = 64
 """So many permutations of windows are kept, where a shuffle keeps records together."""
 # Rows of one call lie in a few windows, and calls of some threads in the same ones; not
 # measured (2026-11-25).
@@ -149,7 +149,7 @@ class BlockOrder(Order):
         super().__init__(sharding)
         self._seed, self._window = seed, window
         self._whole, self._rest = divmod(sharding.num_records, window)
-        self._permutation = lru_cache(maxsize=_PERMUTATIONS_KEPT)(self._permute)
+        self._permutation = lru_cache(maxsize=_KEPT_BLOCKS)(self._permute)
 
     def _permute(self, epoch: int, block: int | None) -> Permutation:
         if block is None:

@@ -35,23 +35,23 @@ from feeder.workers.sources.orders.libstdcxx import (
 from feeder.workers.sources.orders.orders import Order
 from feeder.workers.sources.orders.sharding import Sharding
 
-_WINDOW_BLOCK = 4096
-_WINDOW_BLOCKS = 32
+_BLOCK = 4096
+_MAX_BLOCKS = 32
 """A windowed shuffle is walked in blocks of so many steps, and so many blocks are kept."""
 # Calls that come a little out of order find their answer made. A block takes about 1 ms
 # (2026-11-21).
 
-_WINDOW_CHECKPOINTS = 64
-_WINDOW_CHECKPOINT_BYTES = 16 * 1024 * 1024
+_MAX_CHECKPOINTS = 64
+_MAX_CHECKPOINT_BYTES = 16 * 1024 * 1024
 """So many states of the walk are kept to go back to, with so many bytes together."""
 # They bound memory; not measured (2026-11-21).
 
-_WINDOW_SPARE_ROUNDS = 16
+_SPARE_ROUNDS = 16
 """A window is found by walking so many rounds of it back."""
 # Something of it stays unknown with a probability of exp(-16). Then all is walked: slower, and
 # the same answer (2026-11-22).
 
-_WINDOW_STATES = 1024
+_MAX_STATES = 1024
 """So many states of the random engine are kept, for the cursors of positions to come."""
 # They bound memory; not measured (2026-11-22).
 
@@ -149,11 +149,7 @@ class Window:
         octets = np.zeros((fill, 8), dtype=np.uint8)
         octets[:, :width] = np.frombuffer(data, np.uint8, offset=_HEADER.size).reshape(fill, width)
         slots = step + fill - 1 - octets.view("<i8").reshape(fill)
-        if (
-            not is_minstd_state(state)
-            or step % _WINDOW_BLOCK
-            or not _is_window(sharding, step, slots)
-        ):
+        if not is_minstd_state(state) or step % _BLOCK or not _is_window(sharding, step, slots):
             raise ResumeError("cursor holds a window that this order never has")
         return cls(sharding, step, state, slots.tolist())
 
@@ -200,8 +196,8 @@ class WindowedOrder(Order):
         self._seed = seed
         self._listing = listing
         # Writing down a window takes as long as walking a sixth as many steps as it has slots.
-        self._stride = -(-fill // _WINDOW_BLOCK) * _WINDOW_BLOCK
-        rounds = math.log(fill) + _WINDOW_SPARE_ROUNDS
+        self._stride = -(-fill // _BLOCK) * _BLOCK
+        rounds = math.log(fill) + _SPARE_ROUNDS
         # So many steps before a window that is too large begins the walk that leads to it.
         self._behind = math.ceil(fill * rounds / self._stride) * self._stride
         self._states: OrderedDict[int, int] = OrderedDict()
@@ -218,16 +214,16 @@ class WindowedOrder(Order):
 
     def _places(self, start: int, stop: int) -> NDArray[np.int64]:
         parts = []
-        for number in range(start // _WINDOW_BLOCK, -(-stop // _WINDOW_BLOCK)):
-            base = number * _WINDOW_BLOCK
+        for number in range(start // _BLOCK, -(-stop // _BLOCK)):
+            base = number * _BLOCK
             parts.append(self._block(number)[max(start - base, 0) : stop - base])
         return np.concatenate(parts) if len(parts) != 1 else parts[0]
 
     def _block(self, number: int) -> NDArray[np.int64]:
         if number in self._blocks:
             return self._blocks[number]
-        self._approach(number * _WINDOW_BLOCK)
-        while self._head.step < number * _WINDOW_BLOCK:
+        self._approach(number * _BLOCK)
+        while self._head.step < number * _BLOCK:
             self._advance()
         return self._advance()
 
@@ -238,9 +234,9 @@ class WindowedOrder(Order):
             self._note_state(self._head)
             if step not in self._checkpoints:
                 self._keep(step, bytes(self._head))
-        block = self._head.walk(_WINDOW_BLOCK)
-        self._blocks[step // _WINDOW_BLOCK] = block
-        if len(self._blocks) > _WINDOW_BLOCKS:
+        block = self._head.walk(_BLOCK)
+        self._blocks[step // _BLOCK] = block
+        if len(self._blocks) > _MAX_BLOCKS:
             self._blocks.popitem(last=False)
         return block
 
@@ -257,13 +253,13 @@ class WindowedOrder(Order):
 
     def _keep(self, step: int, checkpoint: bytes) -> None:
         self._checkpoints[step] = checkpoint
-        limit = min(_WINDOW_CHECKPOINTS, max(2, _WINDOW_CHECKPOINT_BYTES // len(checkpoint)))
+        limit = min(_MAX_CHECKPOINTS, max(2, _MAX_CHECKPOINT_BYTES // len(checkpoint)))
         if len(self._checkpoints) > limit:
             self._checkpoints.popitem(last=False)
 
     def _note_state(self, window: Window) -> None:
         self._states[window.step] = window.state
-        if len(self._states) > _WINDOW_STATES:
+        if len(self._states) > _MAX_STATES:
             self._states.popitem(last=False)
 
     def cursor(self, epoch: int, position: int) -> bytes:
@@ -284,11 +280,11 @@ class WindowedOrder(Order):
     def _at_hand(self, step: int, kept: OrderedDict[int, _Kept]) -> _Kept:
         """What is kept of a step that a walk keeps something of; walked to, if need be."""
         if step not in kept:
-            self._block(step // _WINDOW_BLOCK)
+            self._block(step // _BLOCK)
         if step not in kept:
             # The block was at hand, the rest no longer.
             self._blocks.clear()
-            self._block(step // _WINDOW_BLOCK)
+            self._block(step // _BLOCK)
         return kept[step]
 
     def seek(self, cursor: bytes) -> None:

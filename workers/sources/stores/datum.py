@@ -13,7 +13,7 @@ from feeder.workers.sources.stores.mapped import MappedRows
 from feeder.workers.sources.stores.reading import JOIN_BYTES, EvenRows
 from feeder.workers.sources.stores.wire import BYTES, VARINT, Data, WireError, fields, int32
 
-_DATUM_TAILS = 64 * 1024
+_MAX_TAILS = 64 * 1024
 """So many different ends of records are remembered, with the labels that they mean."""
 # A record whose ends were seen before is not parsed. The memory is bounded for data sets in
 # which each label is another (2026-11-22).
@@ -254,7 +254,7 @@ class SampleParser:
         head, alike = value[: sample.start].tobytes(), self._alike
         # Another head means another kind of store, and too many tails that nothing repeats: begun
         # again, so that memory is bounded.
-        if alike[:2] != (head, sample.stop) or len(alike.samples) >= _DATUM_TAILS:
+        if alike[:2] != (head, sample.stop) or len(alike.samples) >= _MAX_TAILS:
             alike = self._alike = _Alike(head, sample.stop, {}, {})
         tail = value[sample.stop :].tobytes()
         alike.samples[tail] = sample

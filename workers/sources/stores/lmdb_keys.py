@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-_KEYS_SAMPLED = 16
+_NUM_SAMPLES = 16
 """So many keys of an LMDB are looked up before all of it is taken to be numbered."""
 # One key takes microseconds, and reading all of them 0.3 us each. A gap between the samples is
 # found when its record is read, so this changes no batch; not measured (2026-11-24).
@@ -100,7 +100,7 @@ def _numbered(cursor: Any, num_records: int) -> NumberedKeys | None:
     if not is_run or (first[2] is None) != (last[2] is None):
         return None
     keys = NumberedKeys(begin, width, suffix=first[2] is not None)
-    step = max(1, num_records // _KEYS_SAMPLED)
+    step = max(1, num_records // _NUM_SAMPLES)
     # A few samples: a gap anywhere else is an error of the record that is missing.
     return keys if all(move_to(cursor, keys, i) for i in range(0, num_records, step)) else None
 

@@ -15,11 +15,11 @@ LARGE_BYTES = 64 * 1024
 # To find out where a record lies takes 2 us, as long as to copy 50 KB. Found out once, 100 KB
 # records come 1.25 to 1.4 times as fast (2026-11-22).
 
-_MAPPED_TOGETHER = 4
+_LEAST_TOGETHER = 4
 """So many records that lie at the same distance are copied at once, and no fewer."""
 # With fewer NumPy lets go of the interpreter too often (2026-11-22).
 
-_MAPPED_IN_VAIN = 8
+_MOST_IN_VAIN = 8
 """After so many calls whose records lie unevenly, more than others, no more is found out."""
 # Then it costs and gains nothing; not measured (2026-11-22).
 
@@ -69,7 +69,7 @@ class MappedRows(Sequence[memoryview]):
     @property
     def lie_evenly(self) -> bool:
         """Whether most rows follow others at the same distance."""
-        return (len(self._bounds) - 1) * _MAPPED_TOGETHER <= len(self)
+        return (len(self._bounds) - 1) * _LEAST_TOGETHER <= len(self)
 
     @property
     def are_one_run(self) -> bool:
@@ -151,7 +151,7 @@ class RowMap:
     def note(self, indices: NDArray[np.int64], values: Sequence[memoryview]) -> MappedRows | None:
         """Note where records lie; None where they are small, or lie unevenly."""
         # The first one tells of most stores, without a look at all the others.
-        if not values or len(values[0]) < LARGE_BYTES or self._num_in_vain > _MAPPED_IN_VAIN:
+        if not values or len(values[0]) < LARGE_BYTES or self._num_in_vain > _MOST_IN_VAIN:
             return None
         if min(map(len, values)) < LARGE_BYTES:
             return None
