@@ -16,7 +16,7 @@ import feeder
 import parts
 from feeder import sources
 from feeder.adapters.arrays import ArrayLoader
-from feeder.adapters.loop import RING
+from feeder.adapters.loop import RING, every_epoch
 from small import Pure, make
 
 NUM, SIZE = 23, 4
@@ -154,6 +154,15 @@ def test_no_epoch_can_be_begun_of_a_feed() -> None:
             loader.begin_epoch(1)
 
 
+def test_a_loop_over_a_feed_that_is_left_is_followed_by_the_next_epoch() -> None:
+    with make(Pure(4, 3), epochs=3) as whole:
+        epochs = [[batch["id"].tolist() for batch in epoch] for epoch in whole["train"].epochs()]
+    with make(Pure(4, 3), epochs=3) as coordinator:
+        loader = ArrayLoader(coordinator["train"])
+        next(iter(loader))
+        assert [[b["id"].tolist() for b in loader] for _ in range(2)] == epochs[1:]
+
+
 LEAVES: dict[str, Callable[[ArrayLoader], object]] = {
     "another loop": lambda loader: next(iter(loader)),
     "close": lambda loader: loader.close(),
@@ -232,6 +241,20 @@ def test_a_feeds_own_state_is_loaded_and_counts_from_there() -> None:
         with third:
             assert [b["id"].tolist() for b in again] == batches[5:6]
             assert again.step == 6
+
+
+def test_what_is_kept_is_given_again_and_one_epoch_follows_another() -> None:
+    with numbers(shuffle=True, epochs=2) as whole:
+        batches = epoch_of(whole) + epoch_of(whole)
+    with numbers(shuffle=True, epochs=2) as loader:
+        loader.keep()
+        taken = every_epoch(loader)
+        assert [rows(next(taken)) for _ in range(4)] == batches[:4]
+        loader.rewind(2)
+        assert [rows(batch) for batch in every_epoch(loader)] == batches[2:]
+        with pytest.raises(StopIteration):
+            next(every_epoch(loader))
+    assert not loader._open, "its threads go on"
 
 
 # ---- what data sets are told
