@@ -166,7 +166,7 @@ def test_a_loop_over_a_feed_that_is_left_is_followed_by_the_next_epoch() -> None
 def test_a_feed_of_several_devices_is_read_by_a_loader_of_each() -> None:
     with (
         make(Pure(4, 3), devices=2) as coordinator,
-        pytest.raises(feeder.ConfigError, match="devices .*: give one queue of it"),
+        pytest.raises(feeder.ConfigError, match=r"devices .*: give one queue of it"),
     ):
         ArrayLoader(coordinator["train"])
 
