@@ -11,7 +11,46 @@ import pytest
 
 import feeder
 from feeder.workers.stream.memory import Pool
-from small import WAIT_S, Pure, chunk, ids, make
+from small import WAIT_S, Pure, Seekable, chunk, ids, make
+
+
+def wait_until_all_is_enqueued() -> None:
+    """Wait until the enqueuer of the one running feed has done all that it will do."""
+    for thread in threading.enumerate():
+        if thread.name == "feeder train enqueuer":
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("take", ["snapshot", "state_dict"])
+def test_a_position_is_that_of_the_batch_handed_out_however_many_wait(take: str) -> None:
+    with make(Pure(8, 3)) as coordinator:
+        wait_until_all_is_enqueued()
+        seen, positions = [], [getattr(coordinator, take)()]
+        for batch in coordinator["train"]:
+            seen.append(batch)
+            positions.append(getattr(coordinator, take)())
+    assert len(seen) == 6
+    for i, position in enumerate(positions):
+        with make(Pure(8, 3), resume=position) as resumed:
+            assert ids(resumed["train"]) == ids(seen[i:]), i
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_batches_before_an_error_arrive_however_early_it_is_known(num_devices: int) -> None:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index >= 6:
+            raise RuntimeError("no such image")
+        return chunk(0, call.index, 4)
+
+    with make(fetch, devices=num_devices) as coordinator:
+        wait_until_all_is_enqueued()
+        feed = coordinator["train"]
+        for step in range(6):
+            assert next(feed.on(step % num_devices)).step == step
+        for device in range(num_devices):
+            with pytest.raises(feeder.FetchError, match=r"worker 0, call 6: .*no such image"):
+                next(feed.on(device))
 
 
 @pytest.mark.parametrize("late", [0, 1], ids=["worker 0 late", "worker 1 late"])
@@ -35,6 +74,30 @@ def test_the_worker_whose_turn_is_later_is_blamed_whichever_came_first(late: int
             next(coordinator["train"])
     assert (caught.value.worker_id, caught.value.call) == (1, 0)
     assert (caught.value.got, caught.value.expected) == ("float64", "float32")
+
+
+class Tearing(Seekable):
+    """Fails once, in a call of worker 1 that has moved on already."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.call: int | None = call
+
+    def __call__(self, worker_id: int, batch_size: int) -> Any:
+        at = self.calls[worker_id]
+        got = super().__call__(worker_id, batch_size)
+        if (worker_id, at) == (1, self.call):
+            self.call = None
+            raise OSError("the disk was away")
+        return got
+
+
+@pytest.mark.parametrize("call", [0, 3], ids=["first call", "fourth call"])
+def test_a_call_is_made_again_from_where_the_failed_one_began(call: int) -> None:
+    with make(Tearing(call), retries=1, retry_backoff_s=0.001) as coordinator:
+        got = ids(coordinator["train"])
+    with make(Seekable()) as undisturbed:
+        assert got == ids(undisturbed["train"])
 
 
 def test_a_cache_of_the_fetch_function_is_not_the_users_to_write() -> None:
