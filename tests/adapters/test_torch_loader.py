@@ -213,6 +213,10 @@ def test_what_is_looked_at_is_still_given(at: int) -> None:
         second.peek()
 
 
+def test_without_a_batch_size_samples_come_one_by_one() -> None:
+    assert list(loader(batch_size=None)) == list(range(NUM))
+
+
 def test_iter_has_no_effect_before_the_first_next() -> None:
     ours, whole = loader(shuffle=True), loader(shuffle=True)
     iter(ours)

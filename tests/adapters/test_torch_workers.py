@@ -335,33 +335,6 @@ def ranked(num: int, rank: int, ranks: int, **named: Any) -> DataLoader:
     return DataLoader(Noisy(num), 2, sampler=sampler, **named)
 
 
-@pytest.mark.parametrize("num", [23, 24, 40])
-@pytest.mark.parametrize("chain", [(2, 3), (3, 1, 2), (4, 2, 4), (1, 4)])
-def test_another_number_of_ranks_reads_the_rest_of_an_epoch(
-    num: int, chain: tuple[int, ...]
-) -> None:
-    whole = [x for batch in ranked(num, 0, 1) for x in batch[0].tolist()]
-    read: list[int] = []
-    state = None
-    for leg, ranks in enumerate(chain):
-        loaders = [ranked(num, rank, ranks) for rank in range(ranks)]
-        for loader in loaders:
-            if state is not None:
-                loader.load_state_dict(state)
-        iterators = [iter(loader) for loader in loaders]
-        for _ in range(1000 if leg == len(chain) - 1 else 2):
-            got = [next(iterator, None) for iterator in iterators]
-            if got[0] is None:
-                break
-            # One sample of each rank in turn, as the order was dealt out.
-            columns = zip(*[batch[0].tolist() for batch in got if batch is not None], strict=False)
-            read += [sample for column in columns for sample in column]
-        state = loaders[0].state_dict()
-    assert read[:num] == whole
-    # What does not go round is padded from the order's begin.
-    assert read[num:] == whole[: len(read) - num]
-
-
 def test_draws_of_samples_are_those_of_any_number_of_ranks() -> None:
     def draws(ranks: int) -> dict[int, Any]:
         found = {}

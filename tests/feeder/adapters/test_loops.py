@@ -16,7 +16,7 @@ import feeder
 import parts
 from feeder import sources
 from feeder.adapters.arrays import ArrayLoader
-from feeder.adapters.loop import RING
+from feeder.adapters.loop import RING, every_epoch
 from small import Pure, make
 
 NUM, SIZE = 23, 4
@@ -154,6 +154,23 @@ def test_no_epoch_can_be_begun_of_a_feed() -> None:
             loader.begin_epoch(1)
 
 
+def test_a_loop_over_a_feed_that_is_left_is_followed_by_the_next_epoch() -> None:
+    with make(Pure(4, 3), epochs=3) as whole:
+        epochs = [[batch["id"].tolist() for batch in epoch] for epoch in whole["train"].epochs()]
+    with make(Pure(4, 3), epochs=3) as coordinator:
+        loader = ArrayLoader(coordinator["train"])
+        next(iter(loader))
+        assert [[b["id"].tolist() for b in loader] for _ in range(2)] == epochs[1:]
+
+
+def test_a_feed_of_several_devices_is_read_by_a_loader_of_each() -> None:
+    with (
+        make(Pure(4, 3), devices=2) as coordinator,
+        pytest.raises(feeder.ConfigError, match=r"devices .*: give one queue of it"),
+    ):
+        ArrayLoader(coordinator["train"])
+
+
 LEAVES: dict[str, Callable[[ArrayLoader], object]] = {
     "another loop": lambda loader: next(iter(loader)),
     "close": lambda loader: loader.close(),
@@ -232,6 +249,71 @@ def test_a_feeds_own_state_is_loaded_and_counts_from_there() -> None:
         with third:
             assert [b["id"].tolist() for b in again] == batches[5:6]
             assert again.step == 6
+
+
+def test_what_is_kept_is_given_again_and_one_epoch_follows_another() -> None:
+    with numbers(shuffle=True, epochs=2) as whole:
+        batches = epoch_of(whole) + epoch_of(whole)
+    with numbers(shuffle=True, epochs=2) as loader:
+        loader.keep()
+        taken = every_epoch(loader)
+        assert [rows(next(taken)) for _ in range(4)] == batches[:4]
+        loader.rewind(2)
+        assert [rows(batch) for batch in every_epoch(loader)] == batches[2:]
+        with pytest.raises(StopIteration):
+            next(every_epoch(loader))
+    assert not loader._open, "its threads go on"
+
+
+class Reading:
+    """An iterator that has a state."""
+
+    def __init__(self, read: list[int]) -> None:
+        self.at, self.read = 0, read
+
+    def __iter__(self) -> Reading:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == NUM:
+            raise StopIteration
+        self.read.append(self.at)
+        self.at += 1
+        return self.at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Read:
+    """An iterable that has no state, whose iterators may have one."""
+
+    def __init__(self, *, has_state: bool = True) -> None:
+        self.has_state, self.read = has_state, list[int]()
+
+    def __iter__(self) -> Iterator[int]:
+        return Reading(self.read) if self.has_state else iter(range(NUM))
+
+
+def test_an_iterator_goes_on_from_its_state_and_nothing_is_read_again() -> None:
+    with ArrayLoader(Read(), SIZE) as whole:
+        batches = epoch_of(whole) + epoch_of(whole)
+    with ArrayLoader(Read(), SIZE) as loader:
+        for _ in zip(range(2), loader, strict=False):
+            pass
+        state = loader.state_dict()
+    dataset = Read()
+    with ArrayLoader(dataset, SIZE) as resumed:
+        resumed.load_state_dict(state)
+        assert epoch_of(resumed) + epoch_of(resumed) == batches[2:]
+    assert dataset.read[0] == 2 * SIZE
+    with ArrayLoader(Read(has_state=False), SIZE) as other:
+        other.load_state_dict(state)
+        with pytest.raises(feeder.FetchError, match="has a state, and the iterable takes none"):
+            next(iter(other))
 
 
 # ---- what data sets are told

@@ -125,6 +125,15 @@ def test_a_limit_that_was_raised_lets_a_finished_job_go_on(tmp_path: Path) -> No
     assert manager.finished_by(4) == "condition"
 
 
+def test_a_finished_job_runs_no_further_epoch_and_finds_that_out_by_itself(
+    trained: Path, db_type: str
+) -> None:
+    job, ran = jobs.make_three(), []
+    feeder.job.Task(ran.append, node=NODES[0], group=job.epoch_group)
+    assert train(trained, job=job, db_type=db_type) == (NUM_EPOCHS, TOTALS[-1])
+    assert ran == []
+
+
 # ---- a job that was put back to an earlier epoch stays so, whenever it is killed
 
 
@@ -389,6 +398,28 @@ def test_an_entry_that_one_node_has_needs_no_node(tmp_path: Path) -> None:
     assert runner.load_blobs_from_checkpoints(["one", "trainer_2/total"], 1, session)
     assert session.workspace["one"].tolist() == [0, 1, 2]
     assert session.workspace["trainer_2/total"].tolist() == [TOTALS[0]]
+
+
+def test_names_and_entries_of_nodes_that_were_saved_by_jobs_of_their_own(
+    tmp_path: Path, db_type: str
+) -> None:
+    manager = manager_in(tmp_path, db_type)
+    manager.init(jobs.make_three().nodes_to_checkpoint())
+    for node in NODES:
+        assert manager.get_ckpt_db_name(node, 5) == f"{tmp_path}/{node}.5"
+        with LocalSession() as session:
+            own = manager_in(tmp_path, db_type)
+            assert JobRunner(jobs.make_job(node), own).train(session) == NUM_EPOCHS
+            # What the init group and add_object have made; not the rows that epochs add.
+            assert own.blob_list() == {node: ["total", "state/reader"]}
+    runner, session = JobRunner(jobs.make_three(), manager_in(tmp_path, db_type)), LocalSession()
+    names = ["trainer_1/total", "trainer_2/total"]
+    for epoch, expected in enumerate(TOTALS, start=1):
+        assert runner.load_blobs_from_checkpoints(names, epoch, session) is True
+        assert session.workspace == {name: np.array([expected]) for name in names}
+        session.workspace.clear()
+    assert runner.load_blobs_from_checkpoints(names, 5, session) is False
+    assert session.workspace == {}
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_a_server_that_is_killed_and_started_again_is_not_noticed(way: Way, tmp_
             reader = LateReader(way.machine, seed=1, most_kept=2)
             for _ in range(50):
                 reader.read(next(consumer))
+            assert consumer.stats()["path"] == consumer.path == way.path
             first.kill()
             with child(address):
                 for step in range(50, NUM_BATCHES):

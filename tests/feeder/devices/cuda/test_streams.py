@@ -75,6 +75,35 @@ def test_a_batch_that_another_thread_lets_go_of_comes_back_after_its_users_strea
     assert_sound(machine)
 
 
+@pytest.mark.parametrize(
+    ("seed", "depth", "most_kept"), [(1, 2, 2), (0, 1, 0), (2, 3, 6), (4, 0, 80)]
+)
+def test_batches_are_what_was_fetched_whatever_is_kept(
+    seed: int, depth: int, most_kept: int
+) -> None:
+    machine = Machine(seed=seed)
+    with installed(machine), feed_of(400, depth=depth) as (_, feed):
+        reader = LateReader(machine, seed=seed, most_kept=most_kept)
+        assert_same(reader.read_all(feed), wanted(400))
+        del feed
+    assert_sound(machine)
+
+
+def test_so_are_those_of_two_gpus_on_streams_of_the_users_own() -> None:
+    machine = Machine(num_gpus=2, seed=7)
+    devices = ("cuda:0", "cuda:1")
+    with installed(machine), feed_of(400, devices=devices, depth=2) as (_, feed):
+        streams = [machine.clockwork.make(f"user {i}") for i in range(2)]
+        reader = LateReader(machine)
+        feeds = [feed.on(i, stream=stream) for i, stream in enumerate(streams)]
+        for batches in zip(*feeds, strict=True):
+            for batch, stream in zip(batches, streams, strict=True):
+                reader.read(batch, stream)
+        assert_same(reader.records(), wanted(400))
+        del feed, feeds, batches, batch
+    assert_sound(machine)
+
+
 # ---- each wait for an event is needed: without it the stand-in for a GPU shows wrong batches, as
 # `scripts/nightly planted` sees, which deletes each wait, and each record of an event
 
