@@ -40,6 +40,7 @@ from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import step_of
 from feeder.workers.sources.stores.reading import Faults
 from feeder.workers.stream.batch import Batch, Call
+from feeder.workers.stream.chunks import arrow_chunks, is_table
 from feeder.workers.stream.position import Cut, Position
 from feeder.workers.stream.shares import Place, Share
 
@@ -523,6 +524,8 @@ class Function:
     def __init__(self, fetch: Callable[[Call], Any], settings: dict[str, Any]) -> None:
         self._fetch, self._settings = fetch, settings
         first = fetch(Call(0, 0, 0, settings["batch_size"], settings["seed"]))
+        if is_table(first):
+            first = arrow_chunks().to_chunk(first)
         if not isinstance(first, (Mapping, tuple, list)):
             raise ConfigError(
                 f"dataset is a function and gave a {type(first).__name__}, expected a list, tuple "
