@@ -192,6 +192,13 @@ def test_a_feed_loader_leaves_out_the_same(
     }
 
 
+def test_what_accelerate_makes_of_a_loader_leaves_out_the_same() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    data = Data(9, {4: "value", 7: "late"})
+    prepared = accelerate.Accelerator(cpu=True).prepare(DataLoader(data, 3, on_error="skip"))
+    assert [numbers.tolist() for numbers, _ in prepared] == [[0, 1, 2], [3, 5], [6, 7, 8]]
+
+
 @pytest.mark.parametrize("of", [Endless(), feeder.sources.records([1]), lambda call: [call]])
 def test_only_samples_that_are_asked_for_can_be_left_out(of: Any) -> None:
     for cls in (FeedLoader, DataLoader):
