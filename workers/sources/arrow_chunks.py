@@ -48,8 +48,10 @@ def to_chunk(given: Any) -> dict[str, NDArray[Any]]:
                 "leave it out of the table, or make an array of it"
             )
         of_row = f"{what}, row {{}}".format
-        samples = [{name: row} for row in rows]
-        made |= make_columns(samples, of_row, None) if rows else {name: np.empty(0)}
+        stacked: Any = {name: np.empty(0)}
+        if rows:
+            stacked = make_columns([{name: row} for row in rows], of_row, None)
+        made |= stacked
     return made
 
 
