@@ -72,6 +72,7 @@ def _prepare(make: Callable[..., Any], loader: Any, *arguments: Any, **named: An
         )
     loader._is_kept = loader._is_copied = True
     prepared = make(loader, *arguments, **named)
+    prepared.base_dataloader.on_error = loader.on_error
     _Place(prepared)
     return prepared
 

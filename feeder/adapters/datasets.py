@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, Protocol
 
@@ -17,12 +18,14 @@ import numpy as np
 import xxhash
 
 from feeder.adapters.packing import LAYOUT, Join, Read, join_none, pack, stack
+from feeder.adapters.skips import Left, read_sound, read_together
 from feeder.errors import ConfigError, ReplayWarning, ResumeError
-from feeder.sources import RecordError
+from feeder.sources import LeftOut, RecordError
 from feeder.state import codec
 from feeder.workers.fetch.seeding import RECORD_SEEDS
 from feeder.workers.sources.datasets import check_together, take_together
 from feeder.workers.sources.orders.options import plan_order
+from feeder.workers.sources.stores.reading import Faults
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.shares import Place, Share
 
@@ -367,10 +370,11 @@ class MapBatches:
     _epoch_told = -1
 
     def __init__(
-        self, dataset: Any, indices: Indices, batched: Batched, share: Share, place: Place
-    ) -> None:
+        self, dataset: Any, indices: Indices, batched: Batched, share: Share, place: Place,
+        faults: Faults,
+    ) -> None:  # fmt: skip
         self._dataset, self._indices, self._batched = dataset, indices, batched
-        self._share, self._place = share, place
+        self._share, self._place, self._faults = share, place, faults
 
     def __call__(self, call: Call) -> Columns:
         epoch = self._place.epoch + call.epoch
@@ -383,8 +387,74 @@ class MapBatches:
             self._epoch_told = epoch
         if self._batched.size is None:
             wanted = wanted if isinstance(wanted, list) else [wanted]
-        samples = self._take(list(wanted), call._replace(epoch=epoch))
+        there = call._replace(epoch=epoch)
+        if self._faults.may_skip:
+            samples, left = self._take_sound(list(wanted), there)
+            if left:
+                self._leave_out(left, list(wanted), call)
+                wanted = [one for number, one in enumerate(wanted) if number not in left]
+        else:
+            samples = self._take(list(wanted), there)
         return self._batched.columns(samples, lambda i: f"sample {wanted[i]}")
+
+    def _take_sound(self, wanted: list[Any], call: Call) -> tuple[list[Any], Left]:
+        """The samples that can be read, and what is left out of them."""
+        take = getattr(self._dataset, "__getitems__", None)
+        if take is not None:
+            begin = partial(RECORD_SEEDS.seed, call, _number(wanted[0]))
+            made = read_together(take, wanted, begin)
+            if made is not None:
+                return check_together(list(made), wanted, f"sample {wanted[0]}"), {}
+
+        def read(sample: Any, number: int) -> Any:
+            RECORD_SEEDS.seed(call, _number(sample))
+            return self._dataset[sample]
+
+        try:
+            return read_sound(wanted, read, None)
+        except StopIteration as error:
+            raise RecordError(f"{wanted}: one of them raised StopIteration") from error
+
+    def _leave_out(self, left: Left, wanted: list[Any], call: Call) -> None:
+        """List what a call leaves out. A batch of which nothing is left is an error: other ranks
+        have one, and a state counts batches."""
+        for number, why in left.items():
+            name = f"sample {wanted[number]}"
+            self._faults.leave_out(LeftOut(*self._place_of(call), name, why))
+        if len(left) == len(wanted):
+            raise RecordError(
+                f"no sample of a batch can be read, of which the first is sample {wanted[0]}: "
+                f'{left[0]}; sources.records(dataset, on_error="skip") as the data set fills '
+                "batches up"
+            )
+
+    def _place_of(self, call: Call) -> tuple[int, int]:
+        """The epoch of a call, and the batches of all ranks before it in this epoch."""
+        before = 0 if call.epoch else self._place.index
+        return self._place.epoch + call.epoch, before + call.index * self._share.num
+
+    @property
+    def skipped(self) -> int:
+        """Reads of samples that were left out."""
+        return self._faults.skipped
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """These, by the calls of this run."""
+        place, share, found = self._place, self._share, []
+        for one in self._faults.left_out:
+            epoch = one.epoch - place.epoch
+            call = one.call if epoch else one.call - place.index
+            if epoch >= 0 and call >= 0:
+                found.append(one._replace(epoch=epoch, call=call // share.num))
+        return found
+
+    def count_skipped(self, num: int, left_out: Iterable[tuple[int, int, str, str]] = ()) -> None:
+        """Count what a copy of this, in another process, has left out."""
+        self._faults.count(num, [
+            (*self._place_of(Call(call, epoch, 0, 1, 0)), name, why)
+            for epoch, call, name, why in left_out
+        ])  # fmt: skip
 
     def _take(self, wanted: list[Any], call: Call) -> list[Any]:
         take = getattr(self._dataset, "__getitems__", None)

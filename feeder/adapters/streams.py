@@ -38,7 +38,9 @@ from feeder.sources import Source
 from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import step_of
+from feeder.workers.sources.stores.reading import Faults
 from feeder.workers.stream.batch import Batch, Call
+from feeder.workers.stream.chunks import arrow_chunks, is_table
 from feeder.workers.stream.position import Cut, Position
 from feeder.workers.stream.shares import Place, Share
 
@@ -140,8 +142,11 @@ class MadeStream:
         settings: dict[str, Any],
         epochs: int | None,
         states: States,
+        skips: bool = False,
     ) -> None:
         self._states = states
+        self.faults = Faults("skip" if skips else "raise")
+        """What is left out of a data set."""
         self._is_read_once = is_iterator(dataset) or (
             isinstance(indices, Sampled) and indices.is_read_once
         )
@@ -167,7 +172,7 @@ class MadeStream:
         if self._kind == "source":
             return SourceBatches(self._dataset, batched, share, place)
         assert self._indices is not None
-        return MapBatches(self._dataset, self._indices, batched, share, place)
+        return MapBatches(self._dataset, self._indices, batched, share, place, self.faults)
 
     def _make(self, mark: Mark) -> Coordinator:
         epochs = self._epochs_from(mark.place)
@@ -260,6 +265,9 @@ class MadeStream:
             encode=self._positions.id.encode,
         )
         state = self._positions.state(cut, None, None, with_rows=False)
+        if self._share.num > 1:
+            # Each rank has left out other samples, and the state is one for all of them.
+            state = state._replace(left_out=())
         return self._ranks.note({STATE_KEY: bytes(Snapshot((state,)))})
 
     @property
@@ -273,6 +281,7 @@ class MadeStream:
         found = self._given.find_in(unpack_state_dict(state))
         cut = found.cut
         self._ranks.check(state)
+        self.faults.count(0, found.left_out)
         older = self._given.older if found.is_older else None
         self._positions = older or self._given
         self._dataset = self._given_dataset.as_it_was() if older else self._given_dataset
@@ -515,6 +524,8 @@ class Function:
     def __init__(self, fetch: Callable[[Call], Any], settings: dict[str, Any]) -> None:
         self._fetch, self._settings = fetch, settings
         first = fetch(Call(0, 0, 0, settings["batch_size"], settings["seed"]))
+        if is_table(first):
+            first = arrow_chunks().to_chunk(first)
         if not isinstance(first, (Mapping, tuple, list)):
             raise ConfigError(
                 f"dataset is a function and gave a {type(first).__name__}, expected a list, tuple "

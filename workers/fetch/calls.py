@@ -25,7 +25,7 @@ from feeder.workers.fetch.tickets import Ticket
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
-from feeder.workers.stream.chunks import Schema, leaves
+from feeder.workers.stream.chunks import Schema, arrow_chunks, is_table, leaves
 from feeder.workers.stream.digests import chain_marks
 from feeder.workers.stream.placement import Placement, writing_to
 from feeder.workers.stream.position import Cut, Position
@@ -378,6 +378,8 @@ def as_tuple(chunk: Any, names: tuple[str, ...]) -> Any:
     """A chunk as a tuple in the order of the input names; left as it is where it cannot be."""
     if isinstance(chunk, (list, tuple)):
         return tuple(chunk)
+    if is_table(chunk) and not isinstance(chunk, Mapping):
+        chunk = arrow_chunks().to_chunk(chunk)
     if not isinstance(chunk, Mapping):
         return chunk
     if chunk.keys() != set(names):

@@ -174,6 +174,13 @@ def _dense(data: bytes) -> bytes:
 def _check_end(file: IO[bytes], at: int, size: int) -> None:
     """Raise ValueError where what follows the last member of a tar file is not its end: zeros."""
     rest = read_at(file, _END_BYTES, at)
+    if not rest:
+        # `tarfile` takes it, and so it takes a copy that was cut between two members: the samples
+        # behind would be lost, and nobody would be told.
+        raise ValueError(
+            f"ends at byte {at} with a member, and not as a tar file: it is truncated, or its "
+            "writer leaves the end out; if it is whole, `truncate --size=+1024 FILE` adds an end"
+        )
     if len(rest) < tarfile.BLOCKSIZE or any(rest[: tarfile.BLOCKSIZE]):
         raise ValueError(
             f"at byte {at} of {size} there is no member and no end of a tar file: it is truncated "

@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from feeder.workers.errors import FeedError
 from feeder.workers.public import public
 from feeder.workers.stream.buffers import Slot
+from feeder.workers.stream.chunks import arrow_chunks
 from feeder.workers.stream.memory import POOL
 from feeder.workers.stream.position import Cut, LazyPosition
 
@@ -195,6 +196,17 @@ class Batch(Mapping[str, NDArray[Any]]):
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """The columns in the order of the feed's input names: ``x, y = batch.arrays()``."""
         return self.columns
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
+        """The batch for libraries that read Arrow's tables, over its memory; needs pyarrow."""
+        return self._as_table().__arrow_c_array__(requested_schema)  # type: ignore[no-any-return]
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """The same as a stream of one record batch: ``polars.from_arrow(batch)``."""
+        return self._as_table().__arrow_c_stream__(requested_schema)
+
+    def _as_table(self) -> Any:
+        return arrow_chunks().to_record_batch(dict(zip(self._names, self.columns, strict=True)))
 
     @property
     def cut(self) -> Cut:

@@ -7,6 +7,7 @@ something is unusual does it look at chunks one by one.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -241,6 +242,16 @@ def _uniform_rows(shapes: list[tuple[int, ...]], column: Column) -> list[int] | 
             return None
         rows.append(shape[axis])
     return rows if len(rows) == num else rows * num
+
+
+def is_table(chunk: Any) -> bool:
+    """Whether a chunk is a table of a library that exports Arrow's."""
+    return hasattr(chunk, "__arrow_c_stream__") or hasattr(chunk, "__arrow_c_array__")
+
+
+def arrow_chunks() -> Any:
+    """What tables are to columns. Sources know it, which lie above the engine: loaded if needed."""
+    return importlib.import_module("feeder.workers.sources.arrow_chunks")
 
 
 def _with_arrays(chunk: Any) -> Any:

@@ -26,6 +26,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.graph_settings import apply_random_seed
 
+from feeder.adapters import skips
 from feeder.adapters.torch import transport
 from feeder.adapters.torch.stateful import DatasetState, has_shrunk
 from feeder.executors.blocks import Writer
@@ -49,6 +50,8 @@ class Job(NamedTuple):
     """Whether draws belong to a sample's place among all ranks, not to the batch."""
     states: Any
     """`pack` and `unpack` of the states of iterables."""
+    skips: bool
+    """Whether samples that are defective are left out."""
 
 
 class Begin(msgspec.Struct, array_like=True, tag=1):
@@ -89,6 +92,8 @@ class Gave(msgspec.Struct, array_like=True, tag=3):
     state: bytes | None
     is_done: bool
     """Whether an iterable has no more: its state is one of after its end."""
+    left_out: list[tuple[str, str]] = []
+    """The names of samples that are no part of the batch, and why."""
 
 
 class Fork(msgspec.Struct, array_like=True, tag=4):
@@ -108,7 +113,8 @@ class Forked(msgspec.Struct, array_like=True, tag=5):
     """The wait status of the one that has ended."""
 
 
-BATCH, END, ERROR = range(3)
+BATCH, END, ERROR, NOTHING = range(4)
+"""`NOTHING`: all samples of a batch are left out."""
 
 Message = Begin | Read | Gave | Fork | Forked
 
@@ -158,6 +164,8 @@ class _Worker:
         self._iterator: Iterator[Any] = iter(())
         self._state = DatasetState(self._dataset, job.states, is_iterable=job.is_iterable)
         self._is_done = False
+        # What the batch that is read leaves out.
+        self._left: list[tuple[str, str]] = []
 
     def run(self) -> None:
         """Answer until the trainer hangs up."""
@@ -222,11 +230,14 @@ class _Worker:
     def _read(self, told: Read) -> None:
         self._blocks.free(told.freed)
         kind, made = BATCH, None
+        self._left = []
         try:
             if self._broken is not None:
                 kind, made = ERROR, self._broken
             else:
                 made = self._make(told)
+                if made is skips.NOTHING:
+                    kind, made = NOTHING, None
         except StopIteration:
             kind, made = (END, None) if self._job.is_iterable else (ERROR, self._wrapped())
         except Exception:
@@ -250,7 +261,29 @@ class _Worker:
             return self._job.collate_fn(self._samples(told.number))
         indices = transport.read_indices(told.indices)
         self._reading = f" while reading samples {transport.name_samples(indices)}"
-        return self._job.collate_fn(self._take(indices, told))
+        samples = self._take_sound(indices, told) if self._job.skips else self._take(indices, told)
+        if samples is skips.NOTHING:
+            return samples
+        return self._job.collate_fn(samples)
+
+    def _take_sound(self, indices: Any, told: Read) -> Any:
+        dataset, job = self._dataset, self._job
+
+        def begin(place: int = told.first_place if job.seeds_samples else told.number) -> None:
+            seed_for_call(self._seed, self._epoch, place)
+
+        def read(index: Any, number: int) -> Any:
+            if job.seeds_samples:
+                begin(told.first_place + number * told.stride)
+            self._reading = f" while reading sample {index!r}"
+            return dataset[index]
+
+        samples, self._left = skips.sound_samples(
+            dataset, indices, makes_batches=job.makes_batches, read=read, begin=begin,
+            seeds_each=job.seeds_samples,
+        )  # fmt: skip
+        self._reading = f" while collating samples {transport.name_samples(indices)}"
+        return samples
 
     def _take(self, indices: Any, told: Read) -> Any:
         dataset, job = self._dataset, self._job
@@ -309,7 +342,16 @@ class _Worker:
             kind = ERROR
         blocks, fresh, descriptors, dropped = self._blocks.lend()
         answer = Gave(
-            self._loop, kind, stream, places, blocks, fresh, dropped, state, self._is_done
+            self._loop,
+            kind,
+            stream,
+            places,
+            blocks,
+            fresh,
+            dropped,
+            state,
+            self._is_done,
+            [] if kind == ERROR else self._left,
         )
         self._line.send(answer, descriptors)
         self._blocks.sent()

@@ -27,6 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 from feeder.adapters.datasets import Batched, Ordered, Sampled, States, check_samples
 from feeder.adapters.loop import EpochLoader, Stream
 from feeder.adapters.packing import COLUMNS, Array, Leaf, unpack
+from feeder.adapters.skips import AN_ITERABLE_ENDS, NO_FAULTS, check_on_error
 from feeder.adapters.streams import (
     FEEDS,
     Connection,
@@ -42,8 +43,9 @@ from feeder.adapters.streams import (
 from feeder.adapters.torch.callers import note_reader, tell_saver
 from feeder.devices.cuda.torchdriver import import_bindings
 from feeder.errors import ConfigError, ResumeError
-from feeder.sources import RecordError, Source
+from feeder.sources import LeftOut, RecordError, Source
 from feeder.state import codec
+from feeder.workers.sources.stores.reading import OnError
 from feeder.workers.spec import FILE_ORDER
 from feeder.workers.stream.batch import Batch
 
@@ -100,6 +102,8 @@ class FeedLoader(EpochLoader):
             `feeder.Processes(n)` with its options.
         global_batch_size: Samples per batch of all ranks together, in place of `batch_size`: it is
             the same after a resume with another number of ranks.
+        on_error: "skip" leaves out samples whose `__getitem__` raises `ValueError`, `RuntimeError`
+            or, several times, `OSError`: their batches are shorter. `left_out` lists them.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class FeedLoader(EpochLoader):
         world_size: int | None = None,
         executor: Any = None,
         global_batch_size: int | None = None,
+        on_error: OnError = "raise",
     ) -> None:
         given = dict(locals())
         _check(given)
@@ -180,6 +185,24 @@ class FeedLoader(EpochLoader):
     def __iter__(self) -> Iterator[Any]:
         note_reader(self)
         return super().__iter__()
+
+    @property
+    def skipped(self) -> int:
+        """Reads of samples that were left out since the loader was made, also of batches ahead."""
+        skipped: int = self._faults.skipped
+        return skipped
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """The first hundred of these, by epoch and batch. A loader that goes on from a state knows
+        those before it, if it is of one rank."""
+        listed: list[LeftOut] = self._faults.left_out
+        return listed
+
+    @property
+    def _faults(self) -> Any:
+        is_source = isinstance(self.dataset, Source)
+        return self.dataset if is_source else getattr(self._stream, "faults", NO_FAULTS)
 
     @property
     def _is_in_loop(self) -> bool:
@@ -368,6 +391,8 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
         **executor_settings(given["num_workers"], given["executor"], _PRELOAD),
     }
     kind = _kind_of(dataset)
+    if kind != "map":
+        _refuse(given, _SKIPS[kind], ("on_error",))
     if kind == "function":
         _refuse(given, "a fetch function is its own data set", _OF_SAMPLES)
     if kind == "function" or (kind == "source" and not has_row_per_record(dataset)):
@@ -398,7 +423,7 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
         )
     return MadeStream(
         kind, dataset, batched, ranks, indices=indices, settings=settings,
-        epochs=given["epochs"], states=STATES,
+        epochs=given["epochs"], states=STATES, skips=check_on_error(given["on_error"]),
     )  # fmt: skip
 
 
@@ -530,12 +555,17 @@ def _ranks(given: dict[str, Any]) -> Ranks:
 _OF_SAMPLES = ("shuffle", "sampler", "batch_sampler", "collate_fn")
 _OF_DATA_SETS = (*_OF_SAMPLES, "batch_size", "num_workers", "drop_last", "timeout", "generator",
                  "prefetch_factor", "seed", "epochs", "rank", "world_size", "executor",
-                 "global_batch_size")  # fmt: skip
+                 "global_batch_size", "on_error")  # fmt: skip
 _NUMBERS = {
     "num_workers": 0, "batch_size": 1, "prefetch_factor": 1, "epochs": 1, "global_batch_size": 1,
 }  # fmt: skip
 _DEFAULTS = {
     "batch_size": 1, "num_workers": 0, "drop_last": False, "timeout": 0, "seed": 0, "shuffle": None,
+    "on_error": "raise",
+}  # fmt: skip
+_SKIPS = {
+    "iterable": AN_ITERABLE_ENDS, "source": "a source leaves out by itself: give it on_error",
+    "function": "a fetch function returns the rows that it has",
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ and whose random draws do not depend on how many they are.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import torch.utils.data
 from torch.utils.data import dataloader as theirs
 from torch.utils.data.distributed import DistributedSampler
 
+from feeder.adapters.skips import AN_ITERABLE_ENDS, check_on_error
 from feeder.adapters.streams import FEEDS, Connection
 from feeder.adapters.torch import place
 from feeder.adapters.torch.callers import note_reader, tell_copier, tell_saver
@@ -34,8 +36,9 @@ from feeder.adapters.torch.samplers import (
 from feeder.adapters.torch.shuffle import SeededSampler
 from feeder.adapters.torch.stateful import DatasetState
 from feeder.errors import ConfigError, ResumeError
-from feeder.sources import Source
+from feeder.sources import LeftOut, Source
 from feeder.state.state_dict import STATE_KEY
+from feeder.workers.sources.stores.reading import Faults, OnError
 
 _T = TypeVar("_T")
 
@@ -57,6 +60,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             from its generators.
         epochs: After so many loops a further one raises `ConfigError`; None is without end.
         snapshot_every_n_steps: Of torchdata's `StatefulDataLoader`; a state is one of every batch.
+        on_error: "skip" leaves out samples whose `__getitem__` raises `ValueError`, `RuntimeError`
+            or, several times, `OSError`: their batches are shorter, and one of which nothing is
+            left is not given. `left_out` lists them.
 
     One thread iterates; any thread may ask for states.
     """
@@ -85,6 +91,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         seed: int | None = None,
         epochs: int | None = None,
         snapshot_every_n_steps: int | None = 1,
+        on_error: OnError = "raise",
         **named: Any,
     ) -> None:
         for name in _OF_FEED_LOADER:
@@ -105,7 +112,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator,
             **named,
         )  # fmt: skip
-        self._epochs = epochs
+        self._epochs, self.on_error = epochs, on_error
+        if check_on_error(on_error) and self._dataset_kind == theirs._DatasetKind.Iterable:
+            raise ConfigError(f"on_error is {on_error!r}: {AN_ITERABLE_ENDS}")
         self.begin_states()
 
     def begin_states(self) -> None:
@@ -117,6 +126,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         self._resumed: Mark | None = None
         # Whether the samplers were told states and not iterated over since; perhaps of their end.
         self._is_loaded = False
+        self._faults = Faults("skip")
         # Of a data set that is read here, and not by workers.
         self._dataset_state = self._make_dataset_state()
 
@@ -127,6 +137,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     # ---- what frameworks do with it
 
     _epochs: int | None = None
+    on_error: OnError = "raise"
     _is_kept = False
     """Whether a framework's callback keeps the states."""
     _is_copied = False
@@ -174,6 +185,16 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def step(self) -> int:
         """The batches that all loops have given since the start, before a resume too."""
         return (self._resumed or self._stand.mark).step
+
+    @property
+    def skipped(self) -> int:
+        """Reads of samples that were left out, up to the last batch, before a resume too."""
+        return self._faults.skipped
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """The first hundred of these, by epoch and batch."""
+        return self._faults.left_out
 
     def leave(self) -> None:
         """The loop that was begun last has been left: from now on a state is one of the next loop.
@@ -224,7 +245,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 said = stand.said or self._dataset_state.read(num)
                 mark = mark._replace(readers=((num, said, is_done),))
             mark = mark._replace(now=now)
-        return {"format": _FORMAT, "fits": self._fits(), "is_begun": is_begun, **place.write(mark)}
+        state = {"format": _FORMAT, "fits": self._fits(), "is_begun": is_begun, **place.write(mark)}
+        if self._faults.skipped:
+            state["left_out"] = {
+                "reads": self.skipped,
+                "first": [list(one) for one in self.left_out],
+            }
+        return state
 
     def _fits(self) -> dict[str, Any]:
         """What must be equal for a state to fit."""
@@ -261,11 +288,13 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         try:
             mark = place.read(state_dict)
             was_left = mark.begun is not None and not mark.begun.is_after_end
+            faults = _faults_of(state_dict)
             if not state_dict["is_begun"]:
                 mark = self._go_between(mark)
         except (KeyError, TypeError, ValueError) as error:
             raise ResumeError(f"the state of the DataLoader is damaged: {error!r}") from error
         newest, self._newest, self._resumed = self._newest, None, mark
+        self._faults = faults
         self._stand = Stand(self._stand.mark, was_left=was_left)
         if newest is not None and (loop := newest()) is not None:
             loop.leave_to()
@@ -293,7 +322,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def __getstate__(self) -> dict[str, Any]:
         # A copy stands where this one does, and has no loop.
         return {**self.__dict__, "_iterator": None, "_newest": None,
-                "_stand": self._stand.copy(),
+                "_stand": self._stand.copy(), "_faults": copy.deepcopy(self._faults),
                 "_dataset_state": self._make_dataset_state()}  # fmt: skip
 
 
@@ -303,6 +332,13 @@ def _is_feeders(dataset: Any) -> bool:
         return True
     is_data = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
     return callable(dataset) and not is_data and not isinstance(dataset, type)
+
+
+def _faults_of(state: dict[str, Any]) -> Faults:
+    """What had been left out. Raises `KeyError`, `TypeError` or `ValueError` if it is damaged."""
+    faults, said = Faults("skip"), state.get("left_out", {"reads": 0, "first": ()})
+    faults.count(int(said["reads"]), [tuple(one) for one in said["first"]])
+    return faults
 
 
 def _length(dataset: Any) -> int | None:

@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,13 +25,16 @@ from torch.utils.data import dataloader as theirs
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from feeder.adapters.skips import NOTHING, sound_samples
 from feeder.adapters.torch import child, transport
 from feeder.adapters.torch.child import Gave, Job, Read
 from feeder.adapters.torch.feed_loader import STATES
 from feeder.adapters.torch.generators import (
     as_it_was,
     generator_state,
+    process_generators_now,
     process_states,
+    set_process_generators,
     set_states,
 )
 from feeder.adapters.torch.order import START, Begun, Order, Pulled
@@ -40,6 +43,7 @@ from feeder.adapters.torch.samplers import dealt_sampler, own_generators
 from feeder.adapters.torch.stateful import DatasetState, has_shrunk
 from feeder.adapters.torch.workers import Team, TimedOut, Worker
 from feeder.errors import ReplayWarning, looped_again
+from feeder.sources import LeftOut, RecordError
 
 _new = tuple.__new__
 _logger = logging.getLogger("feeder")
@@ -54,6 +58,9 @@ class _Loop(theirs._BaseDataLoaderIter):
         self._loader = weakref.ref(loader)
         self._batch_size = loader.batch_size or 1
         self._begin(loader, super().__init__)
+
+    _left: LeftOut | None = None
+    """What the loop has left out last."""
 
     def _begin(self, loader: Any, make: Callable[[Any], None]) -> None:
         """Begin a loop: `make` is what PyTorch does then."""
@@ -88,6 +95,7 @@ class _Loop(theirs._BaseDataLoaderIter):
             set_states(own_generators(loader), at.now.own)
         # Not before: what has failed has not begun.
         loader._resumed, loader._newest = None, weakref.ref(self)
+        self._faults, self._left = loader._faults, None
         first = self._first(at)._replace(begun=self._begun, pulled=self._pulled_first)
         reach = None if self._order is None else self._order.reach
         self._stand = loader._stand = Stand(first, reach)
@@ -148,6 +156,22 @@ class _Loop(theirs._BaseDataLoaderIter):
         if self._at.begun is not None:
             self._stand.mark = self.next_mark(self._at.epoch + 1, 0, self._at.step)
 
+    def _leave_out(self, left: Sequence[tuple[str, str]]) -> None:
+        """A batch is given, or nothing of it is left: these are no part of it."""
+        number = self._at.pulled.num - 1
+        for name, why in left:
+            self._left = LeftOut(self._at.epoch, number, name, why)
+            self._faults.leave_out(self._left, once=False)
+
+    def _check_given(self) -> None:
+        """Raise `RecordError` if the loop has ended and all its samples were left out: a trainer
+        would go through epochs of nothing."""
+        if not self._at.num and self._left is not None:
+            raise RecordError(
+                f"no sample of epoch {self._left.epoch} can be read, of which the last is "
+                f"{self._left.name}: {self._left.why}"
+            )
+
     def next_mark(self, epoch: int, num: int, step: int) -> Mark:
         """The place of the next loop, before it begins."""
         return Mark(epoch, num, step)
@@ -183,7 +207,8 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
                 for _ in range(1, 1 if at.begun is None else at.begun.times):
                     self._sampler_iter = iter(self._index_sampler)
             self._pull_from(at)
-            self._dataset_fetcher = _Samples(
+            samples = _SoundSamples if loader.on_error == "skip" else _Samples
+            self._dataset_fetcher = samples(
                 self._dataset, self._auto_collation, self._collate_fn, self._drop_last
             )
             return
@@ -232,43 +257,57 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
         if self._is_iterable and self._is_done:
             self._end()
             raise StopIteration
+        while (data := self._read()) is NOTHING:
+            pass
+        return data
+
+    def _read(self) -> Any:
+        """Read the next batch, and stand behind it; `NOTHING` if all of it is left out."""
+        fetcher = self._dataset_fetcher
         if self._has_said:
             self._stand.said = self._stand.said or self._state.read(self._at.num)
         try:
-            data = self._dataset_fetcher.fetch(self._next_index())
+            data = fetcher.fetch(self._next_index())
         except StopIteration:
             self._end()
+            self._check_given()
             raise
         except Exception:
             # Nobody has it: a state is still one of the batch before.
             self._at = self._after()
             raise
-        if self._pin_memory:
+        if self._pin_memory and data is not NOTHING:
             data = pin_memory(data, self._pin_memory_device)
-        self._at = self._stand.mark = self._after()
+        self._at = self._stand.mark = self._after(given=data is not NOTHING)
         self._stand.said = None
+        if not self._is_iterable and fetcher.left:
+            self._leave_out(fetcher.left)
         return data
 
-    def _after(self) -> Mark:
-        """The place after one more batch, also one that failed."""
+    def _after(self, *, given: bool = True) -> Mark:
+        """The place after one more batch, also one that failed, or of which nothing is given."""
         at, order = self._at, self._order
+        num, step = at.num + given, at.step + given
         if order is not None:
-            readers = ((at.num + 1, None, False),) if self._has_said else None
+            readers = ((num, None, False),) if self._has_said else None
             reach = order.reach
             # One for each batch, and a third of the time that its class takes.
             return _new(Mark, (
-                at.epoch, at.num + 1, at.step + 1, reach.begun, reach.pulled, at.seed, readers, 0,
+                at.epoch, num, step, reach.begun, reach.pulled, at.seed, readers, 0,
                 at.is_kept, None,
             ))  # fmt: skip
         has_ended = self._dataset_fetcher.ended
         if has_ended:
             self._state.end()
-        readers = ((at.num + 1, None, has_ended),)
-        return Mark(at.epoch, at.num + 1, at.step + 1, self._begun, START, None, readers)
+        readers = ((num, None, has_ended),)
+        return Mark(at.epoch, num, step, self._begun, START, None, readers)
 
 
 class _Samples(_MapDatasetFetcher):
     """PyTorch's way to a batch, and an error names the sample."""
+
+    left: Sequence[tuple[str, str]] = ()
+    """What was left out of the batch, and why."""
 
     def fetch(self, indices: Any) -> Any:
         dataset = self.dataset
@@ -282,6 +321,26 @@ class _Samples(_MapDatasetFetcher):
                 error.add_note(f"while reading sample {index!r}")
             raise
         return self.collate_fn(samples)
+
+
+class _SoundSamples(_Samples):
+    """The same, and samples that are defective are left out."""
+
+    def fetch(self, indices: Any) -> Any:
+        before = process_generators_now()
+        samples, self.left = sound_samples(
+            self.dataset, indices, makes_batches=self.auto_collation, read=self._read,
+            begin=partial(set_process_generators, before),
+        )  # fmt: skip
+        return NOTHING if samples is NOTHING else self.collate_fn(samples)
+
+    def _read(self, index: Any, number: int) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            with contextlib.suppress(Exception):  # Of a class that may not be changed.
+                error.add_note(f"while reading sample {index!r}")
+            raise
 
 
 def _warn_of_replay() -> None:
@@ -457,11 +516,16 @@ class WorkerLoop(_Loop):
             answer = self._answer(worker, until)
             del self._asked[at]
             self._ask()
-            if answer.kind != child.END:
+            if answer.kind == child.NOTHING:
+                pulled = pulled if self._in_order else self._behind()
+                self._stand.mark = self._at = self._at._replace(begun=self._begun, pulled=pulled)
+                self._leave_out(answer.left_out)
+            elif answer.kind != child.END:
                 return self._give(worker, answer, pulled if self._in_order else self._behind())
         self._end()
         if not self._persistent_workers:
             self.close()
+        self._check_given()
         raise StopIteration
 
     def _answer(self, worker: Worker, until: float | None) -> Gave:
@@ -518,6 +582,7 @@ class WorkerLoop(_Loop):
         if answer.kind == child.ERROR:
             raise data
         self._stand.mark = self._at
+        self._leave_out(answer.left_out)
         return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
 
     def close(self) -> None:
@@ -530,7 +595,7 @@ def _job_of(loader: Any, num_workers: int, init: Callable[[int], Any] | None) ->
     return Job(
         loader.dataset, loader._dataset_kind == theirs._DatasetKind.Iterable, loader.batch_size,
         loader._auto_collation, loader.collate_fn, loader.drop_last, init, num_workers,
-        dealt_sampler(loader) is not None, STATES,
+        dealt_sampler(loader) is not None, STATES, loader.on_error == "skip",
     )  # fmt: skip
 
 

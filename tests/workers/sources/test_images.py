@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, decode_image, extras, image_folder, parquet
+from feeder.workers.sources.pictures import Decoder, ResizedCrop
 from needs import needs
 from stores import encoded, picture
 
@@ -206,6 +209,33 @@ def test_draws_belong_to_the_record(folder: Path) -> None:
     assert all(first[image] != row for image, row in rows(0, 2, 4).items())
 
 
+@given(
+    st.tuples(st.integers(8, 200), st.integers(8, 200)), st.integers(4, 40), st.integers(0, 99),
+    st.sampled_from(["simplejpeg", "pillow"]), st.tuples(st.floats(0.05, 0.5), st.floats(0.5, 1)),
+)  # fmt: skip
+def test_a_random_part_is_pillows(
+    size: tuple[int, int], side: int, seed: int, decoder: Any, scale: tuple[float, float]
+) -> None:
+    needs("simplejpeg")
+    image, data = extras.load("PIL.Image", "images"), encoded(picture(*size, seed))
+    with image.open(BytesIO(data)) as opened:
+        whole = opened.convert("RGB")
+    crop = ResizedCrop(side, side + 2, scale, (0.5, 2), draft=False)
+    top, left, height, width = crop.part(*size, np.random.default_rng(seed))
+    assert 0 <= top <= size[0] - height and 0 <= left <= size[1] - width
+    wanted = whole.crop((left, top, left + width, top + height))
+    wanted = wanted.resize((side + 2, side), image.Resampling.BILINEAR)
+    made = crop(data, Decoder(decoder), np.random.default_rng(seed))
+    np.testing.assert_array_equal(made, np.asarray(wanted))
+    # With a draft, which is a half, a quarter or an eighth, as Pillow's own.
+    near = [
+        replace(crop, draft=True)(data, Decoder(name), np.random.default_rng(seed)).astype(int)
+        for name in ("simplejpeg", "pillow")
+    ]
+    assert near[0].shape == made.shape
+    assert all(abs(one - made).mean() < 12 for one in near)
+
+
 def test_images_of_different_sizes(folder: Path) -> None:
     path = folder / "class0" / "2.jpg"
     path.write_bytes(encoded(picture(30, 24)))
@@ -242,6 +272,10 @@ def test_files_that_cannot_be_read(folder: Path, decoder: Any) -> None:
         ({"crop": (0, 5)}, "crop is 0, expected a whole number of at least 1"),
         ({"crop": 2.5}, "crop is 2.5, expected a whole number of at least 1"),
         ({"random_crop": True}, "random_crop is given without crop"),
+        ({"scale": (0.5, 1)}, "scale is given without random_resized_crop"),
+        ({"random_resized_crop": 8, "crop": 4}, "random_resized_crop and crop are given"),
+        ({"random_resized_crop": 8, "scale": (0.5, 2)}, r"scale is \(0.5, 2\), expected"),
+        ({"random_resized_crop": 8, "ratio": 2}, r"ratio is 2, expected \(least, most\)"),
         ({"random_flip": 1}, "random_flip is 1, expected True or False"),
         ({"transform": 3}, "transform is 3, expected a function of"),
         (
@@ -315,6 +349,8 @@ def test_what_changes_the_rows_changes_the_description(folder: Path) -> None:
     options: list[dict[str, Any]] = [
         {}, {"resize": 5}, {"resize": (5, 5)}, {"crop": 5}, {"crop": 5, "random_crop": True},
         {"random_flip": True}, {"transform": lambda image, rng: image}, {"random_shuffle": True},
+        {"random_resized_crop": 5}, {"random_resized_crop": 5, "draft": True},
+        {"random_resized_crop": 5, "ratio": (1, 1)},
     ]  # fmt: skip
     seen = [str(image_folder(folder, **chosen).describe()) for chosen in options]
     os.rename(folder / "class0" / "0.jpg", folder / "class0" / "00.jpg")

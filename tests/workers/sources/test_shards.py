@@ -201,6 +201,9 @@ def test_a_shard_without_its_end_is_named_wherever_it_is_cut(shards: list[Path])
         shards[0].write_bytes(data[:at])
         with pytest.raises(ConfigError, match=r"a\.tar': .*(truncated|no tar file)"):
             webdataset(shards, ["cls"])
+    # As the error says: what is whole and has no end gets one.
+    shards[0].write_bytes(data[:end] + bytes(1024))
+    assert len(webdataset(shards, ["cls"])) > 0
     for at in heads[1:]:
         shards[0].write_bytes(data[: at + 100] + bytes([data[at + 100] ^ 1]) + data[at + 101 :])
         with pytest.raises(ConfigError, match=rf"a\.tar': at byte {at} of {len(data)} there is no"):

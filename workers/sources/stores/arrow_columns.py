@@ -379,8 +379,9 @@ def _to_column(array: Any, name: str) -> ColumnArray:
         return _text(array, _TEXTS[kind])
     if kind.startswith("fixed_size_binary"):
         return _octets(array)
-    made = array.to_numpy(zero_copy_only=False)
-    if made.dtype.hasobject:
+    # To make an array of intervals may end the process in pyarrow.
+    made = None if "interval" in kind else array.to_numpy(zero_copy_only=False)
+    if made is None or made.dtype.hasobject:
         raise ValueError(
             f"column {name!r} is {kind}, of which there is no array: choose others with columns="
         )

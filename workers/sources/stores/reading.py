@@ -118,6 +118,21 @@ class _Now(local):
 NOW = _Now()
 
 
+def may_pass(error: Exception) -> bool:
+    """Whether an error may be gone when the record is read again, as of a network."""
+    return isinstance(error, OSError) and error.errno not in _LASTING
+
+
+def why(error: Exception) -> str:
+    """What is wrong with a record, as text: a log may keep what it is given, and an error keeps
+    what raised it."""
+    return (str(_reason_of(error)) or type(error).__name__)[:_WHY_LENGTH]
+
+
+def _reason_of(error: Exception) -> Any:
+    return (isinstance(error, OSError) and error.strerror) or error
+
+
 class Faults:
     """What is done about defective records: raise, or leave out, count and list. Any thread.
 
@@ -157,7 +172,7 @@ class Faults:
             try:
                 return read()
             except OSError as error:
-                if error.errno in _LASTING:
+                if not may_pass(error):
                     raise
         return read()
 
@@ -183,16 +198,18 @@ class Faults:
 
     def report(self, name: str, error: Exception) -> None:
         """A record is defective."""
-        reason = (isinstance(error, OSError) and error.strerror) or error
         if not self.may_skip:
-            raise RecordError(f"{name}: {reason}") from error
-        if NOW.place is None:
-            return
-        # As text: a log may keep what it is given, and an error keeps what raised it.
-        found = LeftOut(*NOW.place, name, str(reason)[:_WHY_LENGTH])
+            raise RecordError(f"{name}: {_reason_of(error)}") from error
+        if NOW.place is not None:
+            self.leave_out(LeftOut(*NOW.place, name, why(error)))
+
+    def leave_out(self, found: LeftOut, *, once: bool = True) -> None:
+        """List and count a read that is left out, in an epoch `once` for each record; the first
+        one of a record is told to the log."""
+        name = found.name
         with self._lock:
             # A feed makes its first call twice, and a loader may read a record in two calls.
-            self.skipped += self._counted.get(name) != found.epoch
+            self.skipped += not once or self._counted.get(name) != found.epoch
             is_new, number = self._keep(found), len(self._by_name)
             if name in self._by_name:
                 self._counted[name] = found.epoch
