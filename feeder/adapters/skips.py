@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from feeder.errors import ConfigError, FeedError
-from feeder.workers.sources.stores.reading import Faults, OnError, may_pass, why
-from feeder.workers.tuning import TUNING
+from feeder.workers.sources.stores.reading import RECORD_ATTEMPTS, Faults, OnError, may_pass, why
 
 Left = dict[int, str]
 """Which of the samples of a batch are left out, and what is wrong with each."""
@@ -62,7 +61,7 @@ def read_sound(
             made.append(read(wanted[number], number))
         except Exception as error:
             tries[number] += 1
-            if may_pass(error) and tries[number] < TUNING.record_attempts:
+            if may_pass(error) and tries[number] < RECORD_ATTEMPTS:
                 if begin is not None:
                     made, left, number = [], {}, 0
                 continue

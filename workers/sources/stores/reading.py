@@ -27,7 +27,7 @@ _JOINED_BYTES = 1024 * 1024
 """Rows of one call that have at most so many bytes together are joined, whatever their size."""
 # A join lets nobody else run, so larger columns are copied row by row (2026-11-24).
 
-_RECORD_ATTEMPTS = 4
+RECORD_ATTEMPTS = 4
 """So often a record is read before an `OSError` makes it a defective one that is left out."""
 # As `retries=3` makes a call. Defective records are few, so that it costs nothing (2026-11-27).
 
@@ -168,7 +168,7 @@ class Faults:
         """What `read` returns. If records may be left out, an error that may pass, as of a network,
         is no defect yet: the record is read again."""
         # Otherwise the feed makes the whole call again, as often as `retries` says.
-        for _ in range(_RECORD_ATTEMPTS - 1 if self.may_skip else 0):
+        for _ in range(RECORD_ATTEMPTS - 1 if self.may_skip else 0):
             try:
                 return read()
             except OSError as error:
