@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
-from typing import Any, Protocol
+from typing import Any
 
 from feeder.workers.stream.position import Position
 
@@ -90,103 +90,106 @@ class Ticket:
         return first, chunks, marks if marked else None
 
 
-class Tickets(Protocol):
-    """What the queue asks of both kinds."""
+class Tickets(ABC):
+    """The calls of all sequences: those that may be drawn, that threads have, and that are put
+    off."""
 
-    epoch: int
-    """The epoch whose calls are made."""
-    running: set[Ticket]
-    """The tickets that threads have."""
+    def __init__(self, start: Position, num_threads: int) -> None:
+        self.epoch = start.epoch
+        """The epoch whose calls are made."""
+        self.running: set[Ticket] = set()
+        """The tickets that threads have."""
+        self._num_threads = num_threads
+        # Those that are put off, the first that is due first.
+        self._put_off: list[tuple[float, int, int, Ticket]] = []
 
+    @property
+    def due(self) -> float:
+        """When the first call that is put off may be made; infinite if there is none."""
+        return self._put_off[0][0] if self._put_off else math.inf
+
+    @property
+    def begun(self) -> list[Ticket]:
+        """The tickets of calls that are being made, or are put off."""
+        return [*self.running, *(ticket for *_, ticket in self._put_off)]
+
+    def end_pauses(self, now: float) -> None:
+        """Calls that were put off until now may be made."""
+        while self._put_off and self._put_off[0][0] <= now:
+            self._offer(heappop(self._put_off)[-1])
+
+    def put_back(self, ticket: Ticket, due: float = 0.0) -> None:
+        """The calls that are left are drawn again, not before the time `due`."""
+        self._let_go(ticket)
+        if due:
+            heappush(self._put_off, (due, ticket.sequence, ticket.first, ticket))
+        else:
+            self._offer(ticket)
+
+    def _let_go(self, ticket: Ticket) -> None:
+        self.running.discard(ticket)
+        ticket.ident = None
+
+    @abstractmethod
+    def _offer(self, ticket: Ticket) -> None:
+        """What is left of a ticket may be drawn."""
+
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether there is a call that may be made now."""
+
+    @abstractmethod
     def draw(self, most: int) -> list[Ticket]:
         """Tickets for so many calls at most, for one of the threads."""
 
+    @abstractmethod
     def draw_call(self, sequence: int, number: int) -> list[Ticket]:
         """A ticket for this call alone; none if it may not be made, or is being made."""
 
     def come_to(self, sequence: int, number: int, most_ahead: int) -> None:
         """All calls have been merged that come before this one in the order of tickets. No worker
         is to be called more than `most_ahead` calls ahead of that."""
+        return  # Of one sequence, what is ahead has to come before what is more ahead.
 
-    def put_back(self, ticket: Ticket, due: float = 0.0) -> None:
-        """The calls that are left are drawn again, not before the time `due`."""
-
+    @abstractmethod
     def cut_short(self) -> None:
         """The calls that are being made take long: those behind them are no longer theirs."""
 
+    @abstractmethod
     def close(self, ticket: Ticket, *, ended: bool) -> None:
         """The next call of the ticket is the sequence's last in this epoch: it has ended the epoch,
         or its error has taken the place of all that could come."""
 
+    @abstractmethod
     def begin_epoch(self) -> bool:
         """Begin the next epoch if all calls of this one are done; whether it did."""
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is a call that may be made now."""
 
-    @property
-    def due(self) -> float:
-        """When the first call that is put off may be made; infinite if there is none."""
-
-    def end_pauses(self, now: float) -> None:
-        """Calls that were put off until now may be made."""
-
-    @property
-    def begun(self) -> list[Ticket]:
-        """The tickets of calls that are being made, or are put off."""
-
-
-class IndexTickets:
+class IndexTickets(Tickets):
     """The calls of a pure function. As many as there are threads are under way or put off: beyond
     an index that has nothing yet the next ones have nothing either."""
 
     def __init__(self, start: Position, num_threads: int) -> None:
-        self.epoch = start.epoch
-        self._num_threads = num_threads
-        self.running: set[Ticket] = set()
+        super().__init__(start, num_threads)
         self.allowed: tuple[int, int] | None = None
         """Of an epoch, only calls before this one may be made: the others have no place to write
         to yet. None if all may."""
         self._next = start.calls[0]
         # Calls above the next one that were made in an earlier run (order of arrival).
         self._done = frozenset(start.done)
-        # Tickets that came back: by their first calls, and those that are put off by when they are
-        # due.
+        # Tickets that came back, by their first calls.
         self._back: list[tuple[int, Ticket]] = []
-        self._put_off: list[tuple[float, int, Ticket]] = []
         # The smallest calls that have ended the epoch, and failed for good: none above is drawn.
         self._ended_at = self._failed_at = math.inf
+
+    def _offer(self, ticket: Ticket) -> None:
+        if ticket.first < min(ticket.stop, self._ended_at, self._failed_at):
+            heappush(self._back, (ticket.first, ticket))
 
     @property
     def is_ready(self) -> bool:
         return bool(self._back) or self._run(1)[1] > 0
-
-    @property
-    def due(self) -> float:
-        return self._put_off[0][0] if self._put_off else math.inf
-
-    @property
-    def begun(self) -> list[Ticket]:
-        return [*self.running, *(ticket for *_, ticket in self._back + self._put_off)]
-
-    def end_pauses(self, now: float) -> None:
-        while self._put_off and self._put_off[0][0] <= now:
-            heappush(self._back, heappop(self._put_off)[1:])
-
-    def draw(self, most: int) -> list[Ticket]:
-        if self._back:
-            return [self._give(heappop(self._back)[1], most)]
-        first, num = self._run(most)
-        if num <= 0:
-            return []
-        self._next = first + num
-        return [self._give(Ticket(0, self.epoch, first, first + num), num)]
-
-    def _give(self, ticket: Ticket, most: int) -> Ticket:
-        self._split(ticket, most)
-        self.running.add(ticket)
-        return ticket
 
     def _run(self, most: int) -> tuple[int, int]:
         """The next call that was not drawn, and how many from there on may be."""
@@ -202,59 +205,56 @@ class IndexTickets:
             num = next((i for i in range(1, num) if first + i in self._done), num)
         return first, num
 
-    def _split(self, ticket: Ticket, num: int) -> None:
-        """Leave so many calls on a ticket; the others go back."""
-        # What came along is of all of them.
-        first, stop = ticket.first + len(ticket.chunks) + num, ticket.stop
-        if first < stop and ticket.bundle is None:
-            ticket.stop = first
-            self.put_back(Ticket(0, self.epoch, first, stop))
+    def draw(self, most: int) -> list[Ticket]:
+        if self._back:
+            ticket = heappop(self._back)[1]
+        else:
+            first, num = self._run(most)
+            if num <= 0:
+                return []
+            self._next = first + num
+            ticket = Ticket(0, self.epoch, first, first + num)
+        self._split(ticket, most)
+        self.running.add(ticket)
+        return [ticket]
 
     def draw_call(self, sequence: int, number: int) -> list[Ticket]:
-        if self._back and self._back[0][0] == number:
-            return [self._give(heappop(self._back)[1], 1)]
-        if self._run(1) != (number, 1):
-            return []
-        self._next = number + 1
-        return [self._give(Ticket(0, self.epoch, number, number + 1), 1)]
-
-    def come_to(self, sequence: int, number: int, most_ahead: int) -> None:
-        """Nothing: what is ahead has to come before what is more ahead."""
-
-    def put_back(self, ticket: Ticket, due: float = 0.0) -> None:
-        self.running.discard(ticket)
-        ticket.ident = None
-        if ticket.first >= min(ticket.stop, self._ended_at, self._failed_at):
-            return
-        if due:
-            heappush(self._put_off, (due, ticket.first, ticket))
-        else:
-            heappush(self._back, (ticket.first, ticket))
+        first = self._back[0][0] if self._back else self._run(1)[0]
+        return self.draw(1) if first == number else []
 
     def cut_short(self) -> None:
         for ticket in list(self.running):
             self._split(ticket, 1)
 
+    def _split(self, ticket: Ticket, num: int) -> None:
+        """Leave so many calls on a ticket that were not made; the others go back."""
+        first, stop = ticket.first + len(ticket.chunks) + num, ticket.stop
+        # What came along is of all of them.
+        if first < stop and ticket.bundle is None:
+            ticket.stop = first
+            self._offer(Ticket(0, self.epoch, first, stop))
+
     def close(self, ticket: Ticket, *, ended: bool) -> None:
-        self.running.discard(ticket)
+        self._let_go(ticket)
         if ended:
             self._ended_at = min(self._ended_at, ticket.first)
         else:
             self._failed_at = min(self._failed_at, ticket.first)
         # What comes from beyond it means nothing.
         stop = int(min(self._ended_at, self._failed_at))
+        self._put_off = [one for one in self._put_off if one[-1].first < stop]
         self._back = [one for one in self._back if one[0] < stop]
-        self._put_off = [one for one in self._put_off if one[1] < stop]
-        heapify(self._back)
         heapify(self._put_off)
-        for one in self.begun:
+        heapify(self._back)
+        for one in self.running:
             # One is being made.
             one.stop = min(one.stop, max(one.first + len(one.chunks) + 1, stop))
 
     def begin_epoch(self) -> bool:
-        # Calls beyond the end mean nothing: nobody waits for those that were put off.
         end = self._ended_at
-        if self.begun or end == math.inf or self._failed_at < end or self._run(1)[0] < end:
+        if self.begun or self._back or end == math.inf or self._failed_at < end:
+            return False
+        if self._run(1)[0] < end:
             return False
         self.epoch += 1
         self._next, self._done = 0, frozenset()
@@ -262,15 +262,12 @@ class IndexTickets:
         return True
 
 
-class WorkerTickets:
-    """The calls of workers, of each one ticket at a time."""
+class WorkerTickets(Tickets):
+    """The calls of workers, of each one ticket at a time: the same one through the whole stream."""
 
     def __init__(self, start: Position, num_threads: int, *, arrival: bool) -> None:
-        self.epoch = start.epoch
-        self._num_threads = num_threads
-        self.running: set[Ticket] = set()
+        super().__init__(start, num_threads)
         self._arrival = arrival
-        # A worker's ticket is the same object through the whole stream.
         self._all = [Ticket(i, start.epoch, first, first) for i, first in enumerate(start.calls)]
         self._firsts = list(start.calls)
         # So many calls of each worker may be made in this epoch, as far as is known.
@@ -278,34 +275,24 @@ class WorkerTickets:
         # Those that may be called, the one that was called least first, and then in the ring's
         # order: in the order of tickets what is called is what is merged next.
         self._ready: list[tuple[int, int, Ticket]] = []
-        self._put_off: list[tuple[float, int, Ticket]] = []
         self._ended = {i for i, live in enumerate(start.live) if not live}
         self._turn = start.turn
-        self._offer(one for one in self._all if one.sequence not in self._ended)
+        for ticket in self._all:
+            if ticket.sequence not in self._ended:
+                self._offer(ticket)
         # After a resume all may have ended the epoch already.
         self.begin_epoch()
 
+    def _offer(self, ticket: Ticket) -> None:
+        rank = (ticket.sequence - self._turn) % len(self._all)
+        heappush(self._ready, (self._num_made(ticket), rank, ticket))
+
+    def _num_made(self, ticket: Ticket) -> int:
+        return ticket.first - self._firsts[ticket.sequence]
+
     @property
     def is_ready(self) -> bool:
-        return bool(self._ready) and self._most(self._ready[0][2]) > 0
-
-    @property
-    def due(self) -> float:
-        return self._put_off[0][0] if self._put_off else math.inf
-
-    @property
-    def begun(self) -> list[Ticket]:
-        return [*self.running, *(ticket for *_, ticket in self._put_off)]
-
-    def end_pauses(self, now: float) -> None:
-        while self._put_off and self._put_off[0][0] <= now:
-            self._offer((heappop(self._put_off)[2],))
-
-    def _offer(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
-            i = ticket.sequence
-            rank = (i - self._turn) % len(self._all)
-            heappush(self._ready, (ticket.first - self._firsts[i], rank, ticket))
+        return bool(self._ready) and self._ready[0][0] < self._stop
 
     def draw(self, most: int) -> list[Ticket]:
         # Of several workers at once, since to ask for each takes longer than a quick call. One that
@@ -313,29 +300,23 @@ class WorkerTickets:
         # after it anyway.
         num = 1 if self._arrival else min(most, -(-len(self._ready) // self._num_threads))
         drawn: list[Ticket] = []
-        while len(drawn) < num and self._ready:
-            ahead = self._most(self._ready[0][2])
-            if ahead <= 0:
-                break
-            ticket = heappop(self._ready)[2]
-            ticket.stop = ticket.first + min(max(1, most // num), ahead)
+        while len(drawn) < num and self.is_ready:
+            made, _, ticket = heappop(self._ready)
+            ticket.stop = ticket.first + min(max(1, most // num), self._stop - made)
             drawn.append(ticket)
         self.running.update(drawn)
         return drawn
 
-    def _most(self, ticket: Ticket) -> int:
-        """How many calls of a worker may be made."""
-        return self._stop - (ticket.first - self._firsts[ticket.sequence])
-
     def draw_call(self, sequence: int, number: int) -> list[Ticket]:
-        for i, (_, _, ticket) in enumerate(self._ready):
-            if ticket.sequence == sequence:
-                del self._ready[i]
-                heapify(self._ready)
-                ticket.stop = number + 1
-                self.running.add(ticket)
-                return [ticket]
-        return []
+        ticket = self._all[sequence]
+        ready = [one for one in self._ready if one[-1] is not ticket]
+        if len(ready) == len(self._ready):
+            return []
+        self._ready = ready
+        heapify(ready)
+        ticket.stop = ticket.first + 1
+        self.running.add(ticket)
+        return [ticket]
 
     def come_to(self, sequence: int, number: int, most_ahead: int) -> None:
         # Otherwise a few would take all room, and those that come before could give one call at a
@@ -343,21 +324,12 @@ class WorkerTickets:
         if not self._arrival:
             self._stop = most_ahead + max(0, number - self._firsts[sequence])
 
-    def put_back(self, ticket: Ticket, due: float = 0.0) -> None:
-        self.running.discard(ticket)
-        ticket.ident = None
-        if due:
-            heappush(self._put_off, (due, ticket.sequence, ticket))
-        else:
-            self._offer((ticket,))
-
     def cut_short(self) -> None:
         for ticket in self.running:
             ticket.stop = min(ticket.stop, ticket.first + len(ticket.chunks) + 1)
 
     def close(self, ticket: Ticket, *, ended: bool) -> None:
-        self.running.discard(ticket)
-        ticket.ident = None
+        self._let_go(ticket)
         if ended:
             ticket.since = None
             self._ended.add(ticket.sequence)
@@ -372,5 +344,5 @@ class WorkerTickets:
         self._stop, self._turn = sys.maxsize, 0
         for ticket in self._all:
             ticket.epoch = self.epoch
-        self._offer(self._all)
+            self._offer(ticket)
         return True
