@@ -153,8 +153,7 @@ class CallNames(NamedTuple):
 
     def of_call(self, partition: int, call: int) -> tuple[int, int]:
         """Worker id and call number of a partition's call."""
-        number = self.partitions.number(partition, call)
-        return self.spec.worker_id(partition, number), number
+        return self.spec.worker_id(partition, call), call
 
 
 class Executor(Protocol):

@@ -225,9 +225,8 @@ class BatchStats:
 
 
 def num_partitions(spec: StreamSpec, run: RunSpec) -> int:
-    """How many ordered sequences of calls a stream has."""
-    # Pure calls are striped over the threads: with as many partitions as workers some would have no
-    # thread, and calls would start out of the order of their indices.
+    """For how many threads, or workers, the calls of a stream are counted."""
+    # Any thread may make any call of a pure function.
     return run.num_threads if spec.pure else spec.num_workers
 
 

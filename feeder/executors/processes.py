@@ -20,7 +20,7 @@ from feeder.executors.pool import Lost, Pool
 from feeder.executors.wire import END, ERROR, NOTHING, Ask, Calls, Load
 from feeder.state import codec
 from feeder.workers.errors import CallLost, ClosedError, ConfigError
-from feeder.workers.fetch.calls import IndexCalls, SequenceCalls, WorkerCalls, has_cursor
+from feeder.workers.fetch.calls import IndexCalls, PartitionCalls, WorkerCalls, has_cursor
 from feeder.workers.fetch.tickets import Ticket
 from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import ExecutorCounts, StreamStats
@@ -169,8 +169,8 @@ class ProcessExecution:
         """The processes, those of the stream."""
         return self._pool.counts()
 
-    def make_calls(self, start: Position, *, resumed: bool) -> Sequence[SequenceCalls]:
-        """The calls of each sequence."""
+    def make_calls(self, start: Position, *, resumed: bool) -> Sequence[PartitionCalls]:
+        """The calls of each partition."""
         if self._given.seekable:
             # Otherwise all calls are made again, from the first one on.
             for worker, num_calls in zip(self._workers.values(), start.calls, strict=True):

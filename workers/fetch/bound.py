@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _REMEMBERED = 16
-"""A large chunk is forgotten over so many chunks of each sequence."""
+"""A large chunk is forgotten over so many chunks of each partition."""
 
 
 class Held:
@@ -32,13 +32,13 @@ class Bound:
     """
 
     def __init__(
-        self, max_rows: int, max_bytes: int, num_devices: int, call_bytes: int, num_sequences: int
+        self, max_rows: int, max_bytes: int, num_devices: int, call_bytes: int, num_partitions: int
     ) -> None:
         self.max_rows = max_rows
         self.max_bytes = max_bytes
         self.call_bytes = call_bytes
         """What each call is taken to add. Before the first chunk that is a guess."""
-        self._kept_share = 1 - 1 / (_REMEMBERED * num_sequences)
+        self._kept_share = 1 - 1 / (_REMEMBERED * num_partitions)
         self.call_rows = 0
         """Rows that a call gave, the most of late."""
         self._has_seen = False

@@ -1,6 +1,6 @@
 """How a fetch function is called, and how it is put back to where it was.
 
-One object for each sequence of calls.
+One object for each partition of calls.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def begin_anew(fetch: Any, cursor: Any, worker_ids: Iterable[int]) -> None:
 logger = logging.getLogger("feeder")
 
 
-class SequenceCalls(Protocol):
-    """The calls of one sequence: of a pure function, which any number of threads make at once, or
+class PartitionCalls(Protocol):
+    """The calls of one partition: of a pure function, which any number of threads make at once, or
     of one worker, which one thread at a time makes."""
 
     def put_back(self) -> Iterable[float]:
@@ -172,8 +172,8 @@ class SequenceCalls(Protocol):
 def make_calls(
     spec: StreamSpec, run: RunSpec, start: Position, *, resumed: bool,
     places: Placement | None = None,
-) -> Sequence[SequenceCalls]:  # fmt: skip
-    """The calls of each sequence of a stream that begins at `start`; if it is `resumed` a stream
+) -> Sequence[PartitionCalls]:  # fmt: skip
+    """The calls of each partition of a stream that begins at `start`; if it is `resumed` a stream
     may have been there before. `places` says where calls may write their rows."""
     if spec.pure:
         return [IndexCalls(spec, places)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from feeder.workers.fetch.calls import SequenceCalls
+from feeder.workers.fetch.calls import PartitionCalls
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stats import ExecutorCounts, StreamStats
 from feeder.workers.stream.position import Position
@@ -20,8 +20,8 @@ class Execution(Protocol):
     spec: StreamSpec
     """What the stream is, with functions that are called over there."""
 
-    def make_calls(self, start: Position, *, resumed: bool) -> Sequence[SequenceCalls]:
-        """The calls of each sequence of a stream that begins at `start`."""
+    def make_calls(self, start: Position, *, resumed: bool) -> Sequence[PartitionCalls]:
+        """The calls of each partition of a stream that begins at `start`."""
 
     def watch(self, stats: StreamStats) -> None:
         """What is counted of the stream; before it starts. What runs may follow it."""

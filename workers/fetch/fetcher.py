@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from feeder.workers.errors import CallLost, ClosedError, FeedError, FetchError, in_words
-from feeder.workers.fetch.calls import FIRST_NONE_PAUSE_S, SequenceCalls, as_tuple, told_of
+from feeder.workers.fetch.calls import FIRST_NONE_PAUSE_S, PartitionCalls, as_tuple, told_of
 from feeder.workers.fetch.queue import Queue
 from feeder.workers.fetch.tickets import MOST_CALLS, Ticket
 from feeder.workers.spec import CallNames, RunSpec
@@ -43,8 +43,8 @@ _DONE = object()
 class Fetcher:
     """Runs the calls of a stream.
 
-    Shared by all fetcher threads. What lies here by sequence belongs to the thread that has the
-    sequence's ticket; the rest never changes, but for the first call, which one thread notes.
+    Shared by all fetcher threads. What lies here by partition belongs to the thread that has the
+    partition's ticket; the rest never changes, but for the first call, which one thread notes.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Fetcher:
         names: CallNames,
         run: RunSpec,
         queue: Queue,
-        calls: Sequence[SequenceCalls],
+        calls: Sequence[PartitionCalls],
         stats: FetchStats,
     ) -> None:
         self._names = names
@@ -68,7 +68,7 @@ class Fetcher:
         self._first: tuple[Call, int] | None = None
         self._looks_at_first = spec.pure and spec.repeatable and not run.debug
         self.prints: Prints = {}
-        """Digests of chunks as they were returned (debug switch), by sequence, epoch and call; or
+        """Digests of chunks as they were returned (debug switch), by partition, epoch and call; or
         `OTHER_ROWS`. Fetchers write, the merge takes out."""
 
     def run(self, thread: int) -> None:
@@ -77,7 +77,7 @@ class Fetcher:
         while tickets := self._queue.draw(most):
             began, num = time.monotonic(), 0
             for ticket in tickets:
-                num += self._make(ticket, thread if self._spec.pure else ticket.sequence)
+                num += self._make(ticket, thread if self._spec.pure else ticket.partition)
             took = max(time.monotonic() - began, 1e-7)
             # So many calls as take about as long as it is worth to draw and to wake for.
             most = max(1, min(MOST_CALLS, 2 * most, int(self._ticket_s * max(1, num) / took)))
@@ -87,9 +87,9 @@ class Fetcher:
     def _make(self, ticket: Ticket, number: int) -> int:
         """Make the calls of a ticket, and give it back; returns how many gave a chunk. `number` is
         that of its statistics."""
-        stats, calls = self._stats, self._calls[ticket.sequence]
+        stats, calls = self._stats, self._calls[ticket.partition]
         try:
-            if self._is_fresh[ticket.sequence]:
+            if self._is_fresh[ticket.partition]:
                 self._put_back(ticket, calls)
         except BaseException as error:
             self._fail(ticket, number, (0, 0), error)
@@ -106,7 +106,7 @@ class Fetcher:
         self._judge(ticket, calls, number, (rows, num_bytes), outcome)
         return num_calls
 
-    def _put_back(self, ticket: Ticket, calls: SequenceCalls) -> None:
+    def _put_back(self, ticket: Ticket, calls: PartitionCalls) -> None:
         """Bring a new fetch function to where the stream goes on."""
 
         pauses = calls.put_back()
@@ -119,9 +119,9 @@ class Fetcher:
                 yield pause_s
 
         self._queue.run_steps(steps())
-        self._is_fresh[ticket.sequence] = False
+        self._is_fresh[ticket.partition] = False
 
-    def _call(self, ticket: Ticket, calls: SequenceCalls) -> tuple[int, int, int, object]:
+    def _call(self, ticket: Ticket, calls: PartitionCalls) -> tuple[int, int, int, object]:
         """Make calls until the ticket is done or something else than a chunk comes. Returns how
         many gave a chunk, their rows and bytes, and what came last: `_DONE`, None for "nothing
         right now", or what the call raised."""
@@ -173,7 +173,7 @@ class Fetcher:
         return num_calls, rows, num_bytes, outcome
 
     def _judge(
-        self, ticket: Ticket, calls: SequenceCalls, number: int, came: tuple[int, int],
+        self, ticket: Ticket, calls: PartitionCalls, number: int, came: tuple[int, int],
         outcome: object,
     ) -> None:  # fmt: skip
         """Give a ticket back whose calls gave so many rows and bytes, and the last one this."""
@@ -195,7 +195,7 @@ class Fetcher:
             self._retry(ticket, calls, number, came, outcome)
 
     def _retry(
-        self, ticket: Ticket, calls: SequenceCalls, number: int, came: tuple[int, int],
+        self, ticket: Ticket, calls: PartitionCalls, number: int, came: tuple[int, int],
         error: BaseException,
     ) -> None:  # fmt: skip
         """A call raised: have it made again, or put its error in its place in the stream."""
@@ -218,13 +218,13 @@ class Fetcher:
     def _fail(
         self, ticket: Ticket, number: int, came: tuple[int, int], error: BaseException
     ) -> None:
-        """An error takes the place of all that the sequence could give from here on."""
+        """An error takes the place of all that the partition could give from here on."""
         if self._is_of_the_end(error):
             self._queue.give_back(ticket, *came)
             return
         self._stats.fail(number, in_words(error))
         # What a function raises as it is put back says so by itself.
-        if not (isinstance(error, FeedError) and self._is_fresh[ticket.sequence]):
+        if not (isinstance(error, FeedError) and self._is_fresh[ticket.partition]):
             error = self._failed(ticket, error)
         self._queue.give_back(ticket, *came, ending=error)
 
@@ -234,7 +234,7 @@ class Fetcher:
 
     def _failed(self, ticket: Ticket, error: BaseException) -> FetchError:
         at = ticket.first + len(ticket.chunks)
-        worker_id, number = self._names.of_call(ticket.sequence, at)
+        worker_id, number = self._names.of_call(ticket.partition, at)
         failed = FetchError(
             f"worker {worker_id}, call {number}: {told_of(error)}",
             worker_id=worker_id,
@@ -276,7 +276,7 @@ class Fetcher:
             if not self._repeats(call, printed, hash_chunk):
                 printed = OTHER_ROWS
         # Before the chunk, which the merge may take from under this ticket.
-        self.prints[ticket.sequence, ticket.epoch, number] = printed
+        self.prints[ticket.partition, ticket.epoch, number] = printed
 
     def _repeats(self, call: Call, printed: int, digest: Callable[[Any], int]) -> bool:
         """Whether a call that is made again gives the same rows, as far as can be told."""

@@ -99,7 +99,7 @@ class Queue:
         # to make one that was put off. One at a time is woken, and wakes the next if it finds one.
         self._wakes = Wakes()
         self._num_idle, self._wakes_at, self._is_coming = 0, math.inf, False
-        # The enqueuer waits here for the call that it wants, by sequence and number, None for any,
+        # The enqueuer waits here for the call that it wants, by partition and number, None for any,
         # and whether it came.
         self._arrived = threading.Condition(self._lock)
         self._is_awaited = self._is_there = False
@@ -217,13 +217,13 @@ class Queue:
             # Nobody collects any more, and rows that are kept would outlive the feed.
             return 0
         if chunks or ending is not None:
-            self._came.append((ticket.sequence, ticket.epoch, first, chunks, marks, ending))
+            self._came.append((ticket.partition, ticket.epoch, first, chunks, marks, ending))
             self._num_came += len(chunks) + 1
             self._came_bytes += num_bytes
             if self._is_awaited and not self._is_there:
                 wanted, stop = self._wanted, first + len(chunks) + (ending is not None)
                 self._is_there = wanted is None or (
-                    wanted[0] == ticket.sequence and first <= wanted[1] < stop
+                    wanted[0] == ticket.partition and first <= wanted[1] < stop
                 )
         self._bound.add_chunks(len(chunks), rows, num_bytes)
         return len(chunks)
@@ -303,7 +303,7 @@ class Queue:
         begun, wanted = self._tickets.begun, self._wanted
         if wanted is None:
             return begun
-        return [one for one in begun if (one.sequence, one.first) == wanted]
+        return [one for one in begun if (one.partition, one.first) == wanted]
 
     def _wait(self) -> None:
         """Wait for what is wanted, in the enqueuer's thread."""
@@ -384,7 +384,7 @@ class Queue:
         return min(_SLOW_LOOK_S, since + self._timeout_s - now)
 
     def _timeout(self, ticket: Ticket | None, now: float) -> FetchTimeout:
-        at = self._wanted or (0, 0) if ticket is None else (ticket.sequence, ticket.first)
+        at = self._wanted or (0, 0) if ticket is None else (ticket.partition, ticket.first)
         worker_id, call = self._names.of_call(*at)
         failure = None if ticket is None else ticket.failure
         why = f"; its last call raised {in_words(failure)}" if failure else ""

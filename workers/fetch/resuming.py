@@ -106,7 +106,7 @@ class StreamStart:
         elif again is not None:
             self.expected = again
             position = partitions.rewind(position, again)
-        self.position = partitions.spread(position)
+        self.position = partitions.plain(position)
         """Where the calls begin."""
         self.epoch, self.index, self.step = (
             (cut.epoch, cut.index, cut.step) if cut is not None else (0, 0, 0)
@@ -124,7 +124,7 @@ class StreamStart:
     @property
     def first_partition(self) -> int | None:
         """The partition whose chunk has to come first, whatever the order."""
-        return None if self.expected is None else self._partition_of(self.expected)
+        return None if self.expected is None else self.expected.partition
 
     def call_apart(self, queue: Queue) -> None:
         """Make the call that is made out of turn, where there is one. For one fetcher, before its
@@ -149,12 +149,10 @@ class StreamStart:
         rows = resume.rows if self._apart is None else self._take(*self._apart, schema, queue)
         if leftover is None or rows is None:
             return None
-        partitions, partition = self._partitions, self._partition_of(leftover)
-        before = partitions.spread(partitions.rewind(resume.cut.position, leftover))
-        # A cut knows an index, a span the number of a call of its partition.
-        call = leftover.call // partitions.num_partitions if self._spec.pure else leftover.call
-        after = partitions.spread(resume.cut.position)
-        span = LeftoverSpan(before, after, partition, call, leftover.rows)
+        partitions, partition = self._partitions, leftover.partition
+        before = partitions.plain(partitions.rewind(resume.cut.position, leftover))
+        after = partitions.plain(resume.cut.position)
+        span = LeftoverSpan(before, after, partition, leftover.call, leftover.rows)
         num_rows = leftover.rows - leftover.taken
         # These rows came from no fetcher, so nobody else has counted them into the bound.
         queue.count(num_rows, sum(array.nbytes for array in rows))
@@ -190,10 +188,3 @@ class StreamStart:
         if what:
             raise spec.not_repeatable(call.worker_id, call.index, what)
         return partial.rest(leftover.taken)
-
-    def _partition_of(self, leftover: Leftover) -> int:
-        return (
-            leftover.call % self._partitions.num_partitions
-            if self._spec.pure
-            else leftover.partition
-        )

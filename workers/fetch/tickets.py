@@ -1,11 +1,11 @@
 """Tickets: which calls may be made, in which order they are drawn, and what became of each.
 
-A thread that has nothing to do draws a ticket: some calls of one sequence, the earliest that nobody
-has. It makes them and comes back with what it could not make: a call that gave nothing or failed is
-drawn again, after a pause. So a slow call holds up nothing but what has to come after it, and to
-know the order of rows nobody needs to know which thread made a call.
+A thread that has nothing to do draws a ticket: some calls of one partition, the earliest that
+nobody has. It makes them and comes back with what it could not make: a call that gave nothing or
+failed is drawn again, after a pause. So a slow call holds up nothing but what has to come after it,
+and to know the order of rows nobody needs to know which thread made a call.
 
-There are two kinds of sequences. The calls of a pure function are numbered through each epoch, and
+There are two kinds of partitions. The calls of a pure function are numbered through each epoch, and
 any number of them may be under way (`IndexTickets`). A worker's calls follow from each other, so
 one thread at a time makes them (`WorkerTickets`). In both no call of an epoch is made before all
 those of the epoch before have returned: a function that shuffles at an epoch's end would mix rows
@@ -30,7 +30,7 @@ read."""
 
 
 class Ticket:
-    """Calls `first`, `first + 1`, ... of a sequence, up to and not including `stop`, that one
+    """Calls `first`, `first + 1`, ... of a partition, up to and not including `stop`, that one
     thread makes in order.
 
     Owner: the queue's lock, for every field but the two lists. To these the thread that has drawn
@@ -39,12 +39,26 @@ class Ticket:
     """
 
     __slots__ = (
-        "bundle", "called_at", "chunks", "counted", "epoch", "failure", "failures", "first",
-        "ident", "marks", "most_bytes", "most_rows", "pause_s", "sequence", "since", "stop",
+        "bundle",
+        "called_at",
+        "chunks",
+        "counted",
+        "epoch",
+        "failure",
+        "failures",
+        "first",
+        "ident",
+        "marks",
+        "most_bytes",
+        "most_rows",
+        "partition",
+        "pause_s",
+        "since",
+        "stop",
     )  # fmt: skip
 
-    def __init__(self, sequence: int, epoch: int, first: int, stop: int) -> None:
-        self.sequence = sequence
+    def __init__(self, partition: int, epoch: int, first: int, stop: int) -> None:
+        self.partition = partition
         """0 for a pure function; otherwise the worker, counted from 0."""
         self.epoch = epoch
         self.first = first
@@ -91,7 +105,7 @@ class Ticket:
 
 
 class Tickets(ABC):
-    """The calls of all sequences: those that may be drawn, that threads have, and that are put
+    """The calls of all partitions: those that may be drawn, that threads have, and that are put
     off."""
 
     def __init__(self, start: Position, num_threads: int) -> None:
@@ -122,7 +136,7 @@ class Tickets(ABC):
         """The calls that are left are drawn again, not before the time `due`."""
         self._let_go(ticket)
         if due:
-            heappush(self._put_off, (due, ticket.sequence, ticket.first, ticket))
+            heappush(self._put_off, (due, ticket.partition, ticket.first, ticket))
         else:
             self._offer(ticket)
 
@@ -144,13 +158,13 @@ class Tickets(ABC):
         """Tickets for so many calls at most, for one of the threads."""
 
     @abstractmethod
-    def draw_call(self, sequence: int, number: int) -> list[Ticket]:
+    def draw_call(self, partition: int, number: int) -> list[Ticket]:
         """A ticket for this call alone; none if it may not be made, or is being made."""
 
-    def come_to(self, sequence: int, number: int, most_ahead: int) -> None:
+    def come_to(self, partition: int, number: int, most_ahead: int) -> None:
         """All calls have been merged that come before this one in the order of tickets. No worker
         is to be called more than `most_ahead` calls ahead of that."""
-        return  # Of one sequence, what is ahead has to come before what is more ahead.
+        return  # Of one partition, what is ahead has to come before what is more ahead.
 
     @abstractmethod
     def cut_short(self) -> None:
@@ -158,8 +172,8 @@ class Tickets(ABC):
 
     @abstractmethod
     def close(self, ticket: Ticket, *, ended: bool) -> None:
-        """The next call of the ticket is the sequence's last in this epoch: it has ended the epoch,
-        or its error has taken the place of all that could come."""
+        """The next call of the ticket is the partition's last in this epoch: it has ended the
+        epoch, or its error has taken the place of all that could come."""
 
     @abstractmethod
     def begin_epoch(self) -> bool:
@@ -218,7 +232,7 @@ class IndexTickets(Tickets):
         self.running.add(ticket)
         return [ticket]
 
-    def draw_call(self, sequence: int, number: int) -> list[Ticket]:
+    def draw_call(self, partition: int, number: int) -> list[Ticket]:
         first = self._back[0][0] if self._back else self._run(1)[0]
         return self.draw(1) if first == number else []
 
@@ -278,17 +292,17 @@ class WorkerTickets(Tickets):
         self._ended = {i for i, live in enumerate(start.live) if not live}
         self._turn = start.turn
         for ticket in self._all:
-            if ticket.sequence not in self._ended:
+            if ticket.partition not in self._ended:
                 self._offer(ticket)
         # After a resume all may have ended the epoch already.
         self.begin_epoch()
 
     def _offer(self, ticket: Ticket) -> None:
-        rank = (ticket.sequence - self._turn) % len(self._all)
+        rank = (ticket.partition - self._turn) % len(self._all)
         heappush(self._ready, (self._num_made(ticket), rank, ticket))
 
     def _num_made(self, ticket: Ticket) -> int:
-        return ticket.first - self._firsts[ticket.sequence]
+        return ticket.first - self._firsts[ticket.partition]
 
     @property
     def is_ready(self) -> bool:
@@ -307,8 +321,8 @@ class WorkerTickets(Tickets):
         self.running.update(drawn)
         return drawn
 
-    def draw_call(self, sequence: int, number: int) -> list[Ticket]:
-        ticket = self._all[sequence]
+    def draw_call(self, partition: int, number: int) -> list[Ticket]:
+        ticket = self._all[partition]
         ready = [one for one in self._ready if one[-1] is not ticket]
         if len(ready) == len(self._ready):
             return []
@@ -318,11 +332,11 @@ class WorkerTickets(Tickets):
         self.running.add(ticket)
         return [ticket]
 
-    def come_to(self, sequence: int, number: int, most_ahead: int) -> None:
+    def come_to(self, partition: int, number: int, most_ahead: int) -> None:
         # Otherwise a few would take all room, and those that come before could give one call at a
         # time. A call of the epoch before says nothing of this one.
         if not self._arrival:
-            self._stop = most_ahead + max(0, number - self._firsts[sequence])
+            self._stop = most_ahead + max(0, number - self._firsts[partition])
 
     def cut_short(self) -> None:
         for ticket in self.running:
@@ -332,7 +346,7 @@ class WorkerTickets(Tickets):
         self._let_go(ticket)
         if ended:
             ticket.since = None
-            self._ended.add(ticket.sequence)
+            self._ended.add(ticket.partition)
 
     def begin_epoch(self) -> bool:
         if self.running or len(self._ended) < len(self._all):

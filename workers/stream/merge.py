@@ -34,7 +34,7 @@ class End:
 
 
 Came = tuple[int, int, int, list[Any], "list[bytes] | None", "End | FeedError | None"]
-"""What calls came to: their sequence (a worker, or 0), their epoch, the number of the first; their
+"""What calls came to: their partition (a worker, or 0), their epoch, the number of the first; their
 chunks, and the worker's cursors after them; and what the call after them came to: the end of the
 epoch, an error in the place of a chunk, or nothing yet."""
 
@@ -101,7 +101,7 @@ class Merge:
         self.position = start
         """Where the merged chunks end."""
         self._spec = spec
-        # If each call gives so many rows: the sequence, the number and the rows of the last call,
+        # If each call gives so many rows: the partition, the number and the rows of the last call,
         # if that gave fewer. It has to be the epoch's last.
         self._rows_per_call = rows_per_call
         self._short: tuple[int, int, int] | None = None
@@ -116,7 +116,7 @@ class Merge:
         self._arrivals: deque[tuple[int, int]] = deque()
         # After a resume in arrival order the chunk that the cut lies in has to come first.
         self._first_partition = first_partition
-        # What comes next in the order and is no chunk, with its sequence.
+        # What comes next in the order and is no chunk, with its partition.
         self._last: tuple[int, End | FeedError] | None = None
         # Of a pure function in arrival order: errors of indices that may yet turn out to lie beyond
         # the end; and the smallest index known to have raised StopIteration.
@@ -135,14 +135,14 @@ class Merge:
 
     @property
     def wanted(self) -> tuple[int, int] | None:
-        """The sequence and the number of the call that is waited for; None for any."""
+        """The partition and the number of the call that is waited for; None for any."""
         turn = self._first_partition if self._partitions.arrival else self.position.turn
         return None if turn is None else (turn, self.position.calls[turn])
 
     def push(self, came: Iterable[Came]) -> None:
         """Add what calls came to, as it was collected."""
         tables, epoch, arrives = self._tables, self.position.epoch, self._partitions.arrival
-        for sequence, of_epoch, first, chunks, marks, ending in came:
+        for partition, of_epoch, first, chunks, marks, ending in came:
             # A pure function is called ahead of the epoch's end, which nobody knows yet.
             if of_epoch < epoch:
                 self._discard(chunks)
@@ -151,12 +151,12 @@ class Merge:
             keys = range(key, key + len(chunks) + (ending is not None))
             if ending is not None:
                 chunks.append(ending)
-            tables[sequence].update(zip(keys, chunks, strict=True))
+            tables[partition].update(zip(keys, chunks, strict=True))
             self.num_held += len(chunks)
             if marks:
-                self._marks[sequence].update(zip(keys, marks, strict=False))
+                self._marks[partition].update(zip(keys, marks, strict=False))
             if arrives:
-                self._arrivals.extend([(sequence, key) for key in keys])
+                self._arrivals.extend([(partition, key) for key in keys])
 
     def next(self) -> MergedChunks | EpochEnd | None:
         """The next merged chunks, or the end of an epoch; None if more has to come.
@@ -168,10 +168,10 @@ class Merge:
                 return self._end_epoch()
             if self._last is not None:
                 # Taken out first: a raised error must not stay for the next call to find it again.
-                (sequence, last), self._last = self._last, None
+                (partition, last), self._last = self._last, None
                 if isinstance(last, FeedError):
                     raise last
-                self._end(sequence, last)
+                self._end(partition, last)
                 continue
             merged = self._merge_arrivals() if self._partitions.arrival else self._merge_ring()
             if merged is not None:
@@ -210,71 +210,73 @@ class Merge:
             return None
         ring, firsts, num = ring[: len(chunks)], firsts[: len(chunks)], len(chunks)
         marks = [
-            self._take_marks(sequence, first, first + -(-(num - j) // len(ring)))
-            for j, (sequence, first) in enumerate(zip(ring, firsts, strict=True))
+            self._take_marks(partition, first, first + -(-(num - j) // len(ring)))
+            for j, (partition, first) in enumerate(zip(ring, firsts, strict=True))
         ]
         return self._merge(chunks, ring, [first % _EPOCH for first in firsts], marks)
 
-    def _take_next(self, sequence: int, table: dict[int, Any], key: int, chunks: list[Any]) -> bool:
+    def _take_next(
+        self, partition: int, table: dict[int, Any], key: int, chunks: list[Any]
+    ) -> bool:
         """Take what came so from a table; whether it was a chunk."""
         what = table.pop(key, None)
         if what is None:
             return False
         if type(what) is not tuple and isinstance(what, (End, FeedError)):
-            self._last = sequence, what
+            self._last = partition, what
             self.num_held -= 1
             return False
         chunks.append(what)
         return True
 
-    def _take_marks(self, sequence: int, first: int, stop: int) -> list[bytes] | None:
-        marks = self._marks[sequence]
+    def _take_marks(self, partition: int, first: int, stop: int) -> list[bytes] | None:
+        marks = self._marks[partition]
         return [marks.pop(key) for key in range(first, stop)] if self._spec.seekable else None
 
     # ---- in the order of arrival
 
     def _merge_arrivals(self) -> MergedChunks | None:
-        """The chunks of one sequence that came next."""
+        """The chunks of one partition that came next."""
         if self._is_early_next:
             self._last = 0, self._early.pop(self.position.calls[0])
             return None
         chunks: list[Any] = []
-        sequence, keys = self._first_partition, list[int]()
+        partition, keys = self._first_partition, list[int]()
         next_epoch = (self.position.epoch + 1) * _EPOCH
         for arrival in list(self._arrivals):
             if arrival[1] >= next_epoch:
                 break
-            if sequence not in (None, arrival[0]):
+            if partition not in (None, arrival[0]):
                 if self._first_partition is None:
                     break
                 continue
             what = self._take_arrival(*arrival, is_first=not chunks)
             if what is not None:
-                sequence = arrival[0]
+                partition = arrival[0]
                 chunks.append(what)
                 keys.append(arrival[1])
             if self._last is not None:
                 break
         if not chunks:
             return None
-        assert sequence is not None
+        assert partition is not None
         numbers = [key % _EPOCH for key in keys]
         if not self._partitions.pure:
             numbers = numbers[:1]  # The others follow.
-        marks = self._take_marks(sequence, keys[0], keys[-1] + 1)
-        return self._merge(chunks, [sequence], numbers, [marks])
+        marks = self._take_marks(partition, keys[0], keys[-1] + 1)
+        return self._merge(chunks, [partition], numbers, [marks])
 
     @property
     def _is_early_next(self) -> bool:
         """Whether the index that comes next has failed."""
         return self.position.calls[0] in self._early
 
-    def _take_arrival(self, sequence: int, key: int, *, is_first: bool) -> Any:
+    def _take_arrival(self, partition: int, key: int, *, is_first: bool) -> Any:
         """What came so, if it is a chunk; otherwise it is noted."""
-        what, number = self._tables[sequence][key], key % _EPOCH
+        what, number = self._tables[partition][key], key % _EPOCH
         is_last = type(what) is not tuple and isinstance(what, (End, FeedError))
-        self._arrivals.remove((sequence, key))
-        del self._tables[sequence][key]
+        self._arrivals.remove((partition, key))
+        del self._tables[partition][key]
         self.num_held -= 1
         if self._ends_at is not None and number > self._ends_at:
             self._discard([what])
@@ -285,7 +287,7 @@ class Merge:
         elif self._partitions.pure:
             self._ends_at = number if self._ends_at is None else min(number, self._ends_at)
         else:
-            self._last = sequence, what
+            self._last = partition, what
         return None
 
     # ---- chunks, checked
@@ -294,7 +296,7 @@ class Merge:
         self, chunks: list[Any], ring: list[int], numbers: list[int],
         marks: Sequence[list[bytes] | None],
     ) -> MergedChunks | None:  # fmt: skip
-        """Chunks of the ring's sequences in turn, from these calls on (of a pure function in order
+        """Chunks of the ring's partitions in turn, from these calls on (of a pure function in order
         of arrival of just these), checked; those before the first defective one, None if that is
         none."""
         size = len(ring)
@@ -324,7 +326,7 @@ class Merge:
         self._first_partition = None
         if is_by_index:
             span: Span = IndexSpan(self.position, numbers, rows)
-            self.position = self._partitions.gather(span.position(len(rows)))
+            self.position = self._partitions.after(span, len(rows))
         else:
             span = Span(self.position, ring, numbers[:size], rows, marks)
             self.position = span.position(len(rows))
@@ -335,17 +337,16 @@ class Merge:
         return again; its error comes next."""
         assert self._prints is not None
         for i, chunk in enumerate(chunks):
-            sequence, number = call_of(i)
+            partition, number = call_of(i)
             error = find_changed(chunk, self._prints.pop(
-                (sequence, self.position.epoch, number), None))  # fmt: skip
+                (partition, self.position.epoch, number), None))  # fmt: skip
             if error is not None:
-                self._last = 0, self._place(error, sequence, number)
+                self._last = 0, self._place(error, partition, number)
                 return chunks[:i]
         return chunks
 
     def _place(self, error: ChunkError, partition: int, call: int) -> ChunkError:
         """The error of a partition's call, with the worker and the call as the user knows them."""
-        call = self._partitions.number(partition, call)
         worker_id = self._spec.worker_id(partition, call)
         error.worker_id, error.call = worker_id, call
         name = self._first_name(call)
@@ -394,18 +395,18 @@ class Merge:
 
     # ---- the end of an epoch
 
-    def _end(self, sequence: int, end: End) -> None:
-        """A sequence has ended the epoch."""
+    def _end(self, partition: int, end: End) -> None:
+        """A partition has ended the epoch."""
         position = self.position
         if self._partitions.pure:
             self._ends_at = position.calls[0]
             return
-        live = tuple(alive and i != sequence for i, alive in enumerate(position.live))
+        live = tuple(alive and i != partition for i, alive in enumerate(position.live))
         # A seekable function moves on as it ends an epoch: the cursor after the end counts, since a
         # resume would end the epoch once more otherwise.
-        mark = end.mark or position.marks[sequence]
-        marks = (*position.marks[:sequence], mark, *position.marks[sequence + 1 :])
-        turn = next_live(live, sequence)
+        mark = end.mark or position.marks[partition]
+        marks = (*position.marks[:partition], mark, *position.marks[partition + 1 :])
+        turn = next_live(live, partition)
         self._first_partition = None
         self.position = position._replace(live=live, marks=marks, turn=turn)
 

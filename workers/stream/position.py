@@ -140,10 +140,8 @@ _T = TypeVar("_T")
 
 
 class Position(NamedTuple):
-    """Where each partition stands, and whose turn is next.
-
-    In a `Cut` the pure form has one partition, whose `calls` is the next index of the epoch.
-    """
+    """Where each partition stands, and whose turn is next. A pure function has one, whose `calls`
+    is the next index of the epoch."""
 
     epoch: int
     """The epoch that the next call belongs to."""
@@ -163,19 +161,19 @@ class Position(NamedTuple):
 
 
 class Partitions(NamedTuple):
-    """How the calls of a feed are laid out in partitions: the translation between the two writings
-    of a position."""
+    """How the calls of a feed are laid out: those of a pure function are one partition, those of
+    each worker another. What follows for positions."""
 
     num_partitions: int
     """Number of partitions."""
     pure: bool
-    """Whether the calls are those of a pure function, striped over the partitions by index."""
+    """Whether the calls are those of a pure function."""
     arrival: bool
     """Whether chunks are merged as they arrive."""
 
     def origin(self) -> Position:
-        """The start of the stream, as it is written in a cut."""
-        num = 1 if self.pure else self.num_partitions
+        """The start of the stream."""
+        num = self.num_partitions
         return Position(0, 0, (True,) * num, (0,) * num, (0,) * num, (None,) * num)
 
     def next_epoch(self, position: Position) -> Position:
@@ -188,52 +186,31 @@ class Partitions(NamedTuple):
             epoch=position.epoch + 1, turn=0, live=(True,) * num, calls=calls, done=()
         )
 
-    def spread(self, position: Position) -> Position:
-        """A position as it is written in a cut, laid out over the partitions."""
+    def plain(self, position: Position) -> Position:
+        """A position as it is written in a cut, of a pure function without its cursor, which is
+        asked for anew whenever a position is written."""
         if not self.pure:
             return position
-        num, index = self.num_partitions, position.calls[0]
-        # All indices below `index` are done; each partition goes on at its first one that is not.
-        calls = tuple((index - partition + num - 1) // num for partition in range(num))
-        return Position(
-            position.epoch,
-            index % num,
-            (True,) * num,
-            calls,
-            (0,) * num,
-            (None,) * num,
-            position.done,
-        )
-
-    def gather(self, position: Position) -> Position:
-        """The reverse of `spread`."""
-        if not self.pure:
-            return position if not self.arrival else position._replace(turn=0)
-        # In ticket order all indices below the sum of calls are done. In order of arrival some
-        # above a missing one may be done too, and are named.
-        index, done = self._low_water(position) if self.arrival else (sum(position.calls), ())
-        return Position(position.epoch, 0, (True,), (index,), (0,), (None,), done)
+        return Position(position.epoch, 0, (True,), position.calls, (0,), (None,), position.done)
 
     def after(self, span: Span, num_chunks: int) -> Position:
-        """The position after the first chunks of a span, as it is written in a cut."""
-        if not self.pure or self.arrival:
-            return self.gather(span.position(num_chunks))
-        # Each chunk is a call, and calls come in order: there is nothing to look up.
-        index = sum(span.start.calls) + num_chunks
-        return Position(span.start.epoch, 0, (True,), (index,), (0,), (None,))
-
-    def _low_water(self, position: Position) -> tuple[int, tuple[int, ...]]:
-        """The smallest index that is not done, and those above it that are."""
-        num = self.num_partitions
-        done = set(position.done)
-        lowest = min(calls * num + partition for partition, calls in enumerate(position.calls))
-        for partition, calls in enumerate(position.calls):
-            first = (lowest - partition + num - 1) // num
-            done.update(call * num + partition for call in range(first, calls))
-        # Indices that follow without a gap need no names, so cuts stay small.
-        while lowest in done:
-            lowest += 1
-        return lowest, tuple(sorted(index for index in done if index > lowest))
+        """The position after the first chunks of a span, in as few words as it can be told."""
+        if self.pure and not self.arrival:
+            # Each chunk is a call, and calls come in order: there is nothing to look up.
+            index = span.start.calls[0] + num_chunks
+            return Position(span.start.epoch, 0, (True,), (index,), (0,), (None,))
+        position = span.position(num_chunks)
+        if not self.arrival:
+            return position
+        if not self.pure:
+            return position._replace(turn=0)
+        # Some indices above a missing one may be done, too, and are named. Those that follow
+        # without a gap need no names, so cuts stay small.
+        (index,), done = position.calls, set(position.done)
+        while index in done:
+            index += 1
+        above = tuple(sorted(number for number in done if number > index))
+        return position._replace(calls=(index,), done=above)
 
     def is_done(self, position: Position, call: int) -> bool:
         """Whether a call of the position's epoch is done there (pure form)."""
@@ -253,10 +230,6 @@ class Partitions(NamedTuple):
         low = position.calls[0]
         done = {*position.done, *range(call + 1, low)} - {call}
         return position._replace(calls=(min(call, low),), done=tuple(sorted(done)))
-
-    def number(self, partition: int, call: int) -> int:
-        """The number by which a user knows a partition's call: in the pure form its index."""
-        return call * self.num_partitions + partition if self.pure else call
 
 
 def _put(values: tuple[_T, ...], i: int, value: _T) -> tuple[_T, ...]:
@@ -458,10 +431,10 @@ class LazyPosition:
         is_here = type(arrays) is tuple and all(isinstance(one, np.ndarray) for one in arrays)
         if not rows or not is_here:
             return None
-        partition, call, mark = self.span.call(self.num_chunks - 1)
+        _, call, mark = self.span.call(self.num_chunks - 1)
         return Leftover(
             partition=0,
-            call=self.frame.partitions.number(partition, call),
+            call=call,
             taken=rows,
             rows=rows,
             digest=digest_last_rows(slice_rows(arrays, axes, 0, batch.rows), axes, rows),
@@ -473,7 +446,7 @@ class LazyPosition:
         partition, call, mark = self.span.call(self.num_chunks - 1)
         return Leftover(
             partition=0 if partitions.pure else partition,
-            call=partitions.number(partition, call),
+            call=call,
             taken=self.taken,
             rows=partial.rows,
             digest=partial.digest,

@@ -50,8 +50,8 @@ class Threads:
         assert ticket.epoch == self.tickets.epoch
         number = ticket.first + len(ticket.chunks)
         assert number < ticket.stop
-        at = ticket.sequence, ticket.epoch, number
-        if number - self.firsts[ticket.sequence] >= self.ends[ticket.sequence][ticket.epoch]:
+        at = ticket.partition, ticket.epoch, number
+        if number - self.firsts[ticket.partition] >= self.ends[ticket.partition][ticket.epoch]:
             self.give_back(ticket)
             self.tickets.close(ticket, ended=True)
             if self.tickets.begin_epoch() and isinstance(self.tickets, WorkerTickets):
@@ -98,9 +98,9 @@ def test_each_workers_calls_are_made_in_order_and_no_epoch_early(seed: int) -> N
     threads = Threads(tickets, ends, chance)
     while tickets.epoch < EPOCHS:
         threads.step()
-        assert len({one.sequence for one in threads.has}) == len(threads.has)
+        assert len({one.partition for one in threads.has}) == len(threads.has)
     for worker in range(num):
-        numbers = sorted(number for sequence, _, number in threads.made if sequence == worker)
+        numbers = sorted(number for partition, _, number in threads.made if partition == worker)
         assert numbers == list(range(sum(ends[worker])))
 
 
@@ -117,14 +117,14 @@ def test_a_worker_is_called_ahead_of_the_merge_by_its_share_of_the_bound() -> No
     tickets = WorkerTickets(start(2), 1, arrival=False)
     tickets.come_to(0, 0, 3)
     drawn = tickets.draw(100)
-    assert [(one.sequence, one.first, one.stop) for one in drawn] == [(0, 0, 3), (1, 0, 3)]
+    assert [(one.partition, one.first, one.stop) for one in drawn] == [(0, 0, 3), (1, 0, 3)]
     for one in drawn:
         one.chunks.extend([()] * 3)
         one.take(marked=False)
         tickets.put_back(one)
     assert (tickets.draw(100), tickets.is_ready) == ([], False)
     tickets.come_to(1, 1, 3)
-    assert [(one.sequence, one.stop) for one in tickets.draw(100)] == [(0, 4), (1, 4)]
+    assert [(one.partition, one.stop) for one in tickets.draw(100)] == [(0, 4), (1, 4)]
 
 
 def test_what_is_beyond_a_call_that_failed_is_not_drawn() -> None:

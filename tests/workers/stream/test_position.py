@@ -1,4 +1,4 @@
-"""Positions: written in indices outside the kernel, laid out over partitions within it."""
+"""Positions: how they are told, and who is next."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from feeder.workers.stream.position import (
+    IndexSpan,
     PartialChunk,
     Partitions,
     Position,
@@ -13,32 +14,15 @@ from feeder.workers.stream.position import (
 )
 
 
-def pure(num_partitions: int, *, arrival: bool = False) -> Partitions:
-    return Partitions(num_partitions=num_partitions, pure=True, arrival=arrival)
-
-
-def at_index(index: int, done: tuple[int, ...] = ()) -> Position:
-    return Position(2, 0, (True,), (index,), (0,), (None,), done)
-
-
-def indices(partitions: Partitions, position: Position, most: int) -> list[int]:
-    """Return the indices below `most` that are called from a position on."""
-    called = [partitions.number(partition, call)
-              for partition, first in enumerate(position.calls)
-              for call in range(first, most)]  # fmt: skip
-    return sorted(i for i in called if i < most and i not in position.done)
-
-
-@pytest.mark.parametrize("num_partitions", [1, 2, 3, 8])
-@pytest.mark.parametrize("index", range(20))
-def test_an_index_is_laid_out_over_any_number_of_partitions_and_back(
-    index: int, num_partitions: int
-) -> None:
-    partitions = pure(num_partitions)
-    spread = partitions.spread(at_index(index))
-    assert indices(partitions, spread, 40) == list(range(index, 40))
-    assert partitions.number(spread.turn, spread.calls[spread.turn]) == index
-    assert partitions.gather(spread) == at_index(index)
+def test_indices_above_a_missing_one_are_named() -> None:
+    partitions = Partitions(num_partitions=1, pure=True, arrival=True)
+    start = Position(2, 0, (True,), (4,), (0,), (None,), (6,))
+    span = IndexSpan(start, [5, 9, 4], [1, 1, 1])
+    at = [partitions.after(span, num) for num in range(4)]
+    assert [(one.calls, one.done) for one in at] == [
+        ((4,), (6,)), ((4,), (5, 6)), ((4,), (5, 6, 9)), ((7,), (9,)),
+    ]  # fmt: skip
+    assert span.call(2) == (0, 4, None)
 
 
 @pytest.mark.parametrize(
