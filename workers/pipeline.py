@@ -146,6 +146,8 @@ class Pipeline:
             epochs=spec.epochs,
             stack_of=stack if self._execution is None else self._execution.stack,
         )
+        if self._places is not None:
+            self.queue.allow(self._places.allowed(start.calls[0]))
         calls = (
             make_calls(spec, run, start, resumed=self._resumed, places=self._places)
             if self._execution is None

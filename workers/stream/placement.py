@@ -215,9 +215,12 @@ class Placement:
         """The epoch, and the first call of it that may not be made yet; None where any may. The
         merge waits for `next_call`."""
         plan = self._plan
-        if plan is None or self._schema.columns is None:
+        if plan is None:
             return None
-        # After a call that gave fewer rows comes the epoch's end, or an error: that needs no place.
+        if self._schema.columns is None:
+            # What is called before the first rows came has no place: as little as may be.
+            return plan.epoch, max(plan.first_call + plan.calls_per_batch, next_call + 1)
+        # After a call that gave fewer rows comes the epoch's end, or an error: that needs none.
         return plan.epoch, max(plan.begin_of(self._end), next_call + 1)
 
     def take(self, turn: int) -> Slot | None:

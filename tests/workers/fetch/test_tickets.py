@@ -186,6 +186,7 @@ def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:
     ticket.chunks.append((np.zeros(2),))  # Its next call does not return.
     ((_, _, first, chunks, _, ending),) = queue.collect((0, 0), 0)
     assert (first, len(chunks), ending) == (0, 1, None)
+    assert (queue._bound.rows, queue._bound.bytes) == (2, 16)  # Its user may have had them.
     assert [(one.first, one.stop) for one in (ticket, *queue.draw(4))] == [(1, 2), (2, 4)]
     ticket.chunks.append((np.zeros(2),))
     queue.give_back(ticket, 4, 32)

@@ -169,3 +169,16 @@ def test_rows_beyond_the_end_are_counted_out(arrival: bool) -> None:
     merge.push([(0, 1, 1, [], None, End(None))])
     assert isinstance(merge.next(), EpochEnd)
     assert (merge.discarded_rows, merge.num_held) == (6, 0)
+
+
+def test_a_position_has_the_cursor_after_the_end_of_an_epoch() -> None:
+    spec = make_spec(names=("id",), axes=(0,), cursor=len, seek=max)
+    merge = Merge(
+        LANES, Schema(spec.names, spec.axes), LANES.origin(), spec, prints=None,
+        first_partition=None,
+    )  # fmt: skip
+    merge.push([(0, 0, 0, [(np.zeros(3),)], [b"before"], End(b"after"))])
+    run, end = merge.next(), merge.next()
+    assert isinstance(run, MergedChunks)
+    assert isinstance(end, EpochEnd)
+    assert (run.span.position(1).marks, end.position.marks) == ((b"before",), (b"after",))
