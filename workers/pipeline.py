@@ -144,6 +144,7 @@ class Pipeline:
             num_threads=run.num_threads,
             timeout_s=run.timeout_s,
             epochs=spec.epochs,
+            waits=self._execution is not None,
             stack_of=stack if self._execution is None else self._execution.stack,
         )
         if self._places is not None:

@@ -81,9 +81,13 @@ class Queue:
         num_threads: int,
         timeout_s: float,
         epochs: int | None,
+        waits: bool = False,
         stack_of: Callable[[int | None], str] = stack,
     ) -> None:
-        """`stack_of` tells the stack of the call that a thread is in."""
+        """`waits`: calls are made in processes, and threads wait for them. `stack_of` tells the stack
+        of the call that a thread is in."""
+        # Who waits for a process takes no core, and no cache, from anybody.
+        self._waits = waits
         self._tickets, self._bound, self._stats, self._names = tickets, bound, stats, names
         self._users, self._num_threads, self._epochs = users, num_threads, epochs
         self._timeout_s, self._stack_of = timeout_s, stack_of
@@ -145,7 +149,7 @@ class Queue:
                         if ticket.since is None:
                             ticket.since = now
                     self._calling.add(ident)
-                    self._is_quick = most >= _QUICK_CALLS
+                    self._is_quick = most >= _QUICK_CALLS and not self._waits
                     self._wake_fetcher()
                     return tickets
                 until = self._tickets.due
@@ -173,7 +177,8 @@ class Queue:
         """Whether calls may be made for the sake of batches to come."""
         if self._num_came + self._num_held >= _MOST_CALLS:
             return False
-        is_far = self._came_bytes >= _AHEAD_BYTES and not self._is_awaited
+        is_busy = not (self._is_awaited or self._waits)
+        is_far = self._came_bytes >= _AHEAD_BYTES and is_busy
         return not is_far and self._bound.has_room(len(self._calling))
 
     @property
