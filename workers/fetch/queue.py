@@ -84,8 +84,8 @@ class Queue:
         waits: bool = False,
         stack_of: Callable[[int | None], str] = stack,
     ) -> None:
-        """`waits`: calls are made in processes, and threads wait for them. `stack_of` tells the stack
-        of the call that a thread is in."""
+        """`waits`: calls are made in processes, and threads wait for them. `stack_of` tells the
+        stack of the call that a thread is in."""
         # Who waits for a process takes no core, and no cache, from anybody.
         self._waits = waits
         self._tickets, self._bound, self._stats, self._names = tickets, bound, stats, names
