@@ -49,10 +49,8 @@ class Pipeline:
         stats: StreamStats | None = None,
         turns: Turns | None = None,
     ) -> None:
-        self._partitions = partitions = Partitions(
-            num_partitions=1 if spec.pure else spec.num_workers,
-            pure=spec.pure,
-            arrival=spec.order == "arrival",
+        self._partitions = partitions = Partitions.of(
+            spec.num_workers, pure=spec.pure, arrival=spec.order == "arrival"
         )
         self._execution: Execution | None = None
         if run.executor is not None:

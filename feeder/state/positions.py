@@ -110,7 +110,9 @@ class Positions:
     def origin(self) -> Resume:
         """The start of the stream, as a place to go on at."""
         stream = self.config.stream
-        partitions = Partitions(stream.num_workers, stream.pure, stream.order == "arrival")
+        partitions = Partitions.of(
+            stream.num_workers, pure=stream.pure, arrival=stream.order == "arrival"
+        )
         cut = Cut(
             epoch=0, index=0, step=0, finished=False, position=partitions.origin(), leftover=None,
             encode=self.id.encode,

@@ -171,6 +171,11 @@ class Partitions(NamedTuple):
     arrival: bool
     """Whether chunks are merged as they arrive."""
 
+    @classmethod
+    def of(cls, num_workers: int, *, pure: bool, arrival: bool) -> Partitions:
+        """Those of a stream."""
+        return cls(1 if pure else num_workers, pure, arrival)
+
     def origin(self) -> Position:
         """The start of the stream."""
         num = self.num_partitions

@@ -185,11 +185,7 @@ class FeedFactory:
         """The start of the feed's stream."""
         stream = self.config.stream
         arrival = stream.order == "arrival"
-        partitions = Partitions(
-            num_partitions=1 if stream.pure else stream.num_workers,
-            pure=stream.pure,
-            arrival=arrival,
-        )
+        partitions = Partitions.of(stream.num_workers, pure=stream.pure, arrival=arrival)
         return Cut(
             epoch=0, index=0, step=0, finished=False, position=partitions.origin(), leftover=None,
             encode=self.positions.id.encode,
