@@ -39,8 +39,7 @@ class FiguresStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class WorkerFigures(FiguresStruct, frozen=True, kw_only=True):
-    """One worker id; for `fetch(call)` one of the sequences of calls, of which there are as many
-    as threads."""
+    """One worker id; for `fetch(call)` one of the threads, any of which may make any call."""
 
     worker: int
     calls: int
@@ -54,7 +53,7 @@ class WorkerFigures(FiguresStruct, frozen=True, kw_only=True):
     computed_s: float = 0.0
     """Seconds of `fetch_s` in which its thread had a processor."""
     wait_s: float
-    """Seconds for which the enqueuer waited for just this worker."""
+    """Seconds for which the enqueuer waited for just this worker; 0 for a thread."""
     errors: int
     """Calls that raised, retried or not."""
     retries: int

@@ -33,28 +33,15 @@ class Ticket:
     """Calls `first`, `first + 1`, ... of a partition, up to and not including `stop`, that one
     thread makes in order.
 
-    Owner: the queue's lock, for every field but the two lists. To these the thread that has drawn
-    it appends without the lock, in an order in which `take` may run at any moment; and it reads
-    `stop` after each call, which may have been lowered, but not below the call that is being made.
+    Owner: the queue's lock. The thread that has drawn it owns `bundle`, `pause_s` and the failures.
+    To `chunks` and `marks` that thread appends without the lock, in an order in which `take` may
+    run at any moment. It reads `stop` after each call: `stop` may have been lowered, but not below
+    the call that is being made.
     """
 
     __slots__ = (
-        "bundle",
-        "called_at",
-        "chunks",
-        "counted",
-        "epoch",
-        "failure",
-        "failures",
-        "first",
-        "ident",
-        "marks",
-        "most_bytes",
-        "most_rows",
-        "partition",
-        "pause_s",
-        "since",
-        "stop",
+        "bundle", "called_at", "chunks", "counted", "epoch", "failure", "failures", "first",
+        "ident", "marks", "most_bytes", "most_rows", "partition", "pause_s", "since", "stop",
     )  # fmt: skip
 
     def __init__(self, partition: int, epoch: int, first: int, stop: int) -> None:
@@ -73,7 +60,7 @@ class Ticket:
         self.most_rows = self.most_bytes = 0
         """Once its chunks have so much, the other calls go back."""
         self.bundle: Any = None
-        """What came along from a process and was not put down yet; None if that is nothing."""
+        """What came from a process with an earlier call and was not taken yet; None before."""
         self.ident: int | None = None
         """The thread that makes them; None while none does."""
         self.called_at = 0.0
@@ -98,9 +85,7 @@ class Ticket:
         count = min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
         first, chunks, marks = self.first, self.chunks[:count], self.marks[:count]
         del self.chunks[:count], self.marks[:count]
-        if count:
-            self.first += count
-            self.pause_s, self.failures, self.failure = 0.0, 0, None
+        self.first += count
         return first, chunks, marks if marked else None
 
 

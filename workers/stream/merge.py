@@ -243,20 +243,21 @@ class Merge:
         chunks: list[Any] = []
         partition, keys = self._first_partition, list[int]()
         next_epoch = (self.position.epoch + 1) * _EPOCH
-        for arrival in list(self._arrivals):
-            if arrival[1] >= next_epoch:
+        others: deque[tuple[int, int]] = deque()
+        while self._arrivals and self._last is None:
+            of, key = arrival = self._arrivals.popleft()
+            is_other = partition not in (None, of)
+            if key >= next_epoch or (is_other and self._first_partition is None):
+                others.append(arrival)
                 break
-            if partition not in (None, arrival[0]):
-                if self._first_partition is None:
-                    break
-                continue
-            what = self._take_arrival(*arrival, is_first=not chunks)
-            if what is not None:
-                partition = arrival[0]
+            if is_other:
+                others.append(arrival)
+            elif (what := self._take_arrival(of, key)) is not None:
+                partition = of
                 chunks.append(what)
-                keys.append(arrival[1])
-            if self._last is not None:
-                break
+                keys.append(key)
+        # What was passed over comes next.
+        self._arrivals.extendleft(reversed(others))
         if not chunks:
             return None
         assert partition is not None
@@ -271,12 +272,10 @@ class Merge:
         """Whether the index that comes next has failed."""
         return self.position.calls[0] in self._early
 
-    def _take_arrival(self, partition: int, key: int, *, is_first: bool) -> Any:
+    def _take_arrival(self, partition: int, key: int) -> Any:
         """What came so, if it is a chunk; otherwise it is noted."""
-        what, number = self._tables[partition][key], key % _EPOCH
+        what, number = self._tables[partition].pop(key), key % _EPOCH
         is_last = type(what) is not tuple and isinstance(what, (End, FeedError))
-        self._arrivals.remove((partition, key))
-        del self._tables[partition][key]
         self.num_held -= 1
         if self._ends_at is not None and number > self._ends_at:
             self._discard([what])
