@@ -131,8 +131,11 @@ class Pipeline:
         tickets: Tickets = (
             IndexTickets(start, run.num_threads)
             if spec.pure
-            else WorkerTickets(start, run.num_threads, arrival=partitions.arrival)
-        )
+            else WorkerTickets(
+                start, run.num_threads, arrival=partitions.arrival,
+                remote=self._execution is not None,
+            )
+        )  # fmt: skip
         self.queue = Queue(
             tickets,
             self.bound,

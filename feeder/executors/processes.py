@@ -391,6 +391,10 @@ class _Bundle:
         self.cursor: bytes | None = None
         """The worker's after the chunk that was taken last, or after the end."""
 
+    def __bool__(self) -> bool:
+        """Whether the next call has been made already."""
+        return bool(self._chunks or self._outcome)
+
     @classmethod
     def of(cls, ticket: Ticket, run: RunSpec) -> _Bundle:
         """The bundle of a ticket."""

@@ -78,6 +78,10 @@ class Bound:
             rows = min(rows, num_bytes // self.row_bytes)
         return rows // num_threads, num_bytes // num_threads
 
+    def calls_in(self, rows: int, num_bytes: int) -> int:
+        """How many calls give about so much."""
+        return min(rows // max(1, self.call_rows), num_bytes // max(1, self.call_bytes))
+
     def add_chunks(self, num: int, rows: int, num_bytes: int) -> None:
         """So many calls gave chunks."""
         # Chunks of one feed may differ much, and some large ones may be under way when a small one

@@ -141,8 +141,11 @@ class Queue:
                     self._wake_all_fetchers()
                     return []
                 self._tickets.end_pauses(now)
+                most_rows, most_bytes = self._bound.shares(self._num_threads)
+                if self._waits:
+                    # A process cannot be told later that there is no room for more.
+                    most = max(1, min(most, self._bound.calls_in(most_rows, most_bytes)))
                 if tickets := self._draw(most):
-                    most_rows, most_bytes = self._bound.shares(self._num_threads)
                     for ticket in tickets:
                         ticket.ident, ticket.called_at = ident, now
                         ticket.most_rows, ticket.most_bytes = most_rows, most_bytes
