@@ -328,6 +328,10 @@ class Enqueuer:
             if skipped or self._spec.epochs != 1:
                 raise FetchError(f"epoch {epoch} ended without a row; {_why_empty(skipped)}")
         self._empty_epoch = True
+        if self._places is not None:
+            # Calls beyond the end may still be writing behind the rows of its last batch.
+            self._router.flush()
+            self._queue.wait_for_calls(epoch)
         self._route(self._assembler.end_epoch(end.position))
         if self._assembler.ends_round(end.position.epoch):
             self._router.end_epoch(self._assembler.start_of(end.position))

@@ -210,11 +210,12 @@ class Queue:
                 self._tickets.close(ticket, ended=isinstance(ending, End))
             else:
                 self._tickets.put_back(ticket, now + put_off_s if put_off_s else 0.0)
-            if self._is_there:
-                self._arrived.notify()
             # All may call then, and at the end of the stream all go home.
             if self._tickets.begin_epoch():
+                self._is_there = self._is_awaited
                 self._wake_all_fetchers()
+            if self._is_there:
+                self._arrived.notify()
 
     def _take(
         self, ticket: Ticket, ending: End | FeedError | None, rows: int, num_bytes: int
@@ -299,6 +300,15 @@ class Queue:
             found, self._came, self._num_came, self._came_bytes = self._came, [], 0, 0
             self._wake_fetcher()
             return found
+
+    def wait_for_calls(self, epoch: int) -> None:
+        """Wait until all calls of an epoch have returned; raises what `collect` raises."""
+        with self._lock:
+            self._wanted = None
+            while self._tickets.epoch <= epoch and not self.closed:
+                self._wait()
+            if self.closed:
+                raise ClosedError("the feed is stopped")
 
     def _wait_while_held_back(self) -> None:
         """Wait for room if nothing comes because no call may be made, for the bound. As a wait for

@@ -170,9 +170,6 @@ class Assembler:
         # "carry" has no next epoch to carry into at the end of the stream; to drop the rows there
         # would lose them.
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
-            if self._places is not None and not self._older:
-                while not self._move_rest(self._places, rest):
-                    yield None
             if policy == "pad" and not self._older:
                 self._pad(rest)
             end = self._end_of_rest(place)
@@ -195,25 +192,11 @@ class Assembler:
         places = self._places
         if places is None:
             return
-        # The slot at hand, of rows that were dropped, goes back with all others.
+        # The slot at hand is that of rows that were dropped, and goes back with all others.
         self._slot = None
         first_call, within = divmod(self._older * self._size, places.rows_per_call)
         turn = self.turn + self._older
         places.begin(None if within else places.plan(self.epoch, first_call, turn))
-
-    def _move_rest(self, places: Placement, rest: int) -> bool:
-        """Move an epoch's last rows to a slot that no call writes to; False where none is free."""
-        # Calls beyond the end may still be writing to the rows behind them.
-        slot = places.take_other(self.turn)
-        if slot is None:
-            return False
-        assert self._slot is not None
-        for axis, target, array in zip(
-            self.schema.axes, slot.arrays, self._slot.arrays, strict=True
-        ):
-            copy_rows(target, None, axis, 0, rest, [part_of(array, axis, 0, rest)])
-        self._slot = slot
-        return True
 
     def _end_of_rest(self, place: LazyPosition) -> LazyPosition:
         """Where an epoch's rest ends, which is at the start of the next epoch, `place`; as the end
