@@ -41,8 +41,8 @@ class RoundRobinRouter:
     """Hands batches out to device queues: the batch of turn t goes to queue t mod N.
 
     Batches are handed over in groups, since each hand-over wakes another thread, which costs more
-    than a small batch. A group ends at 64 batches, at 4 MiB, and before the thread waits for
-    anything. Owned by the thread that makes batches.
+    than a small batch. A group ends at 64 batches, at 4 MiB, at half the bound, and before the
+    thread waits for anything. Owned by the thread that makes batches.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RoundRobinRouter:
         self._has_round = True
         self._group: list[Batch] = []
         self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
-        self._bytes = 0
+        self._most_bytes, self._bytes = min(_GROUP_BYTES, run.max_bytes // 2), 0
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
         # The last batch so far, where it may have to be repeated (`last_round="pad"`) or may end a
         # round that is not complete.
@@ -102,7 +102,7 @@ class RoundRobinRouter:
         else:
             self._group.append(batch)
         # Bytes bound what waits here for its group; the count bounds how long a small batch waits.
-        if self._bytes >= _GROUP_BYTES or len(self._group) >= self._most_batches:
+        if self._bytes >= self._most_bytes or len(self._group) >= self._most_batches:
             self.flush()
 
     def _hold(self, batch: Batch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -37,6 +38,13 @@ quick call."""
 
 _DONE = object()
 """The ticket is done, or its other calls are to be made later."""
+
+
+def _next_of(tickets: deque[Ticket]) -> Ticket | None:
+    try:
+        return tickets.popleft()
+    except IndexError:
+        return None  # The others may have been taken back.
 
 
 class Fetcher:
@@ -73,7 +81,7 @@ class Fetcher:
         most = 1
         while tickets := self._queue.draw(most):
             began, num, asked = time.monotonic(), 0, sum([one.num_left for one in tickets])
-            for ticket in tickets:
+            while (ticket := _next_of(tickets)) is not None:
                 num += self._make(ticket, thread if self._spec.pure else ticket.partition)
             if self._run.executor is None:
                 took = max(time.monotonic() - began, 1e-7)

@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from feeder.workers.errors import ClosedError, FeedError, FetchTimeout, in_words
@@ -96,8 +98,9 @@ class Queue:
         self._came: list[Came] = []
         self._num_came = self._came_bytes = self._num_held = 0
         self._is_marked, self._axis = names.spec.seekable, names.spec.axes[0]
-        # The threads that have tickets, and whether the calls on these are quick.
-        self._calling: set[int] = set()
+        # The threads that have tickets, those of each that it has not begun, and whether the calls
+        # are quick.
+        self._calling: dict[int, deque[Ticket]] = {}
         self._is_quick = False
         # Fetchers wait here for a call that may be made; the first goes on by itself at some time,
         # to make one that was put off. One at a time is woken, and wakes the next if it finds one.
@@ -123,13 +126,14 @@ class Queue:
 
     # ---- the fetchers' side
 
-    def draw(self, most: int) -> list[Ticket]:
-        """Wait for calls that may be made, at most so many; nothing when no call is left."""
+    def draw(self, most: int) -> deque[Ticket]:
+        """Wait for calls that may be made, at most so many; nothing when no call is left. What the
+        thread has not taken off its end may be taken back while a call takes long."""
         ident, waits, until = threading.get_ident(), False, math.inf
         while True:
             with self._lock:
                 now = time.monotonic()
-                self._calling.discard(ident)
+                self._calling.pop(ident, None)
                 if waits:
                     self._num_idle -= 1
                     self._is_coming = False
@@ -139,19 +143,19 @@ class Queue:
                     self._stats.idle.change(-1, now)
                 if self.closed or self._is_over:
                     self._wake_all_fetchers()
-                    return []
+                    return deque()
                 self._tickets.end_pauses(now)
                 most_rows, most_bytes = self._bound.shares(self._num_threads)
                 if self._waits:
                     # A process cannot be told later that there is no room for more.
                     most = max(1, min(most, self._bound.calls_in(most_rows, most_bytes)))
-                if tickets := self._draw(most):
+                if tickets := deque(self._draw(most)):
                     for ticket in tickets:
                         ticket.ident, ticket.called_at = ident, now
                         ticket.most_rows, ticket.most_bytes = most_rows, most_bytes
                         if ticket.since is None:
                             ticket.since = now
-                    self._calling.add(ident)
+                    self._calling[ident] = tickets
                     self._is_quick = most >= _QUICK_CALLS and not self._waits
                     self._wake_fetcher()
                     return tickets
@@ -349,6 +353,10 @@ class Queue:
         self.cuts_short, self._is_quick = True, False
         # Rows that exist are not held back by the call after them, nor calls by one that does not
         # return.
+        for drawn in self._calling.values():
+            with suppress(IndexError):  # The thread goes on meanwhile.
+                while True:
+                    self._tickets.put_back(drawn.pop())
         self._tickets.cut_short()
         for ticket in list(self._tickets.running):
             count = len(ticket.chunks)

@@ -305,7 +305,7 @@ class WorkerTickets(Tickets):
         # Of several workers at once, since to ask for each takes longer than a quick call. One that
         # does not return would hold up the others behind it, which in the order of tickets come
         # after it anyway.
-        num = 1 if self._is_single else min(most, -(-len(self._ready) // self._num_threads))
+        num = 1 if self._is_single else min(most, len(self._ready))
         drawn: list[Ticket] = []
         while len(drawn) < num and self.is_ready:
             made, _, ticket = heappop(self._ready)

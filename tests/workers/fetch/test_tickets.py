@@ -153,6 +153,12 @@ def make_queue(num_threads: int = 2, max_rows: int = 100) -> Queue:
     )  # fmt: skip
 
 
+def draw(queue: Queue, most: int) -> list[Ticket]:
+    """What a thread draws, and has begun."""
+    drawn = queue.draw(most)
+    return [drawn.popleft() for _ in range(len(drawn))]
+
+
 def give(queue: Queue, ticket: Ticket, rows: int = 1) -> None:
     num = ticket.stop - ticket.first - len(ticket.chunks)
     ticket.chunks.extend([(np.zeros(rows),)] * num)
@@ -164,10 +170,10 @@ def test_a_fetcher_is_woken_for_each_that_finds_a_call() -> None:
     queue, drawn, is_full = make_queue(4, max_rows=1), list[Ticket](), threading.Semaphore(0)
 
     def fetch() -> None:
-        drawn.extend(queue.draw(1))
+        drawn.extend(draw(queue, 1))
         is_full.release()
 
-    (first,) = queue.draw(1)
+    (first,) = draw(queue, 1)
     queue.queue(0, 1)
     give(queue, first, rows=1)
     threads = [threading.Thread(target=fetch) for _ in range(3)]
@@ -182,12 +188,12 @@ def test_a_fetcher_is_woken_for_each_that_finds_a_call() -> None:
 
 def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:
     queue = make_queue()
-    (ticket,) = queue.draw(4)
+    (ticket,) = draw(queue, 4)
     ticket.chunks.append((np.zeros(2),))  # Its next call does not return.
     ((_, _, first, chunks, _, ending),) = queue.collect((0, 0), 0)
     assert (first, len(chunks), ending) == (0, 1, None)
     assert (queue._bound.rows, queue._bound.bytes) == (2, 16)  # Its user may have had them.
-    assert [(one.first, one.stop) for one in (ticket, *queue.draw(4))] == [(1, 2), (2, 4)]
+    assert [(one.first, one.stop) for one in (ticket, *draw(queue, 4))] == [(1, 2), (2, 4)]
     ticket.chunks.append((np.zeros(2),))
     queue.give_back(ticket, 4, 32)
     assert (queue._bound.rows, queue._bound.bytes) == (4, 32)
@@ -196,29 +202,29 @@ def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:
 def test_only_calls_of_batches_that_have_a_slot_are_made() -> None:
     queue = make_queue()
     queue.allow((0, 3))
-    (ticket,) = queue.draw(9)
+    (ticket,) = draw(queue, 9)
     assert ticket.stop == 3
     give(queue, ticket)
     queue.allow(None)
-    assert queue.draw(1)[0].first == 3
+    assert draw(queue, 1)[0].first == 3
 
 
 def test_above_the_bound_the_call_that_is_waited_for_is_made_alone() -> None:
     queue = make_queue(max_rows=1)
-    early, late = queue.draw(1)[0], queue.draw(1)[0]
+    early, late = draw(queue, 1)[0], draw(queue, 1)[0]
     give(queue, late, rows=5)
     queue.collect((0, 0), 0)
     queue._wanted, queue._is_awaited = (0, 0), True
     assert not queue._tickets.draw_call(0, 0)  # It is being made.
     queue.give_back(early, put_off_s=1e-9)
-    assert queue.draw(8) == [early]
+    assert draw(queue, 8) == [early]
     queue.give_back(early, ending=End(None))
-    assert queue.draw(1) == []
+    assert draw(queue, 1) == []
 
 
 def test_no_call_is_made_ahead_of_a_busy_enqueuer_once_much_came() -> None:
     queue = make_queue(max_rows=2**30)
-    (ticket,) = queue.draw(1)
+    (ticket,) = draw(queue, 1)
     ticket.chunks.append((np.zeros(2**20),))
     queue.give_back(ticket, 2**20, 2**23)
     assert not queue._has_room
@@ -229,7 +235,7 @@ def test_no_call_is_made_ahead_of_a_busy_enqueuer_once_much_came() -> None:
 def test_one_thread_makes_quick_calls() -> None:
     queue, woken = make_queue(), list[int]()
     queue._num_idle, queue._wakes.wake = 1, lambda: woken.append(1)  # type: ignore[method-assign]
-    queue.draw(8)
+    draw(queue, 8)
     assert not woken
     queue._look()
     assert woken
