@@ -18,7 +18,7 @@ from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.rounds import ends_round
 
-_GROUP_BYTES = 4 * 1024 * 1024
+_GROUP_BYTES = 16 * 1024 * 1024
 _GROUP_BATCHES = 64
 """A group of batches ends at so many bytes or batches."""
 
@@ -41,7 +41,7 @@ class RoundRobinRouter:
     """Hands batches out to device queues: the batch of turn t goes to queue t mod N.
 
     Batches are handed over in groups, since each hand-over wakes another thread, which costs more
-    than a small batch. A group ends at 64 batches, at 4 MiB, at half the bound, and before the
+    than a small batch. A group ends at 64 batches, at 16 MiB, at half the bound, and before the
     thread waits for anything. Owned by the thread that makes batches.
     """
 

@@ -155,7 +155,8 @@ class Pipeline:
             if self._execution is None
             else self._execution.make_calls(start, resumed=self._resumed)
         )
-        self._fetcher = Fetcher(names, run, self.queue, calls, self.stats.fetch)
+        again = spec.fetch if self._execution is None else self._execution.call_again
+        self._fetcher = Fetcher(names, run, self.queue, calls, self.stats.fetch, again)
 
     def _make_merge(self, begin: StreamStart) -> Merge:
         return Merge(

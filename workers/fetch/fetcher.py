@@ -61,7 +61,10 @@ class Fetcher:
         queue: Queue,
         calls: Sequence[PartitionCalls],
         stats: FetchStats,
+        call_again: Callable[[Call], Any],
     ) -> None:
+        """`call_again` makes a call of a pure function that was made before."""
+        self._call_again = call_again
         self._names = names
         self._spec = spec = names.spec
         self._run = run
@@ -80,8 +83,9 @@ class Fetcher:
         """Thread body: draw tickets and make their calls, until no call is left."""
         most = 1
         while tickets := self._queue.draw(most):
-            began, num, asked = time.monotonic(), 0, sum([one.num_left for one in tickets])
+            began, num, asked = time.monotonic(), 0, 0
             while (ticket := _next_of(tickets)) is not None:
+                asked += ticket.num_left
                 num += self._make(ticket, thread if self._spec.pure else ticket.partition)
             if self._run.executor is None:
                 took = max(time.monotonic() - began, 1e-7)
@@ -294,7 +298,7 @@ class Fetcher:
     def _repeats(self, call: Call, printed: int, digest: Callable[[Any], int]) -> bool:
         """Whether a call that is made again gives the same rows, as far as can be told."""
         try:
-            again = self._spec.fetch(call)
+            again = self._call_again(call)
             return again is None or digest(as_tuple(again, self._spec.names)) == printed
         except StopIteration:
             return False
