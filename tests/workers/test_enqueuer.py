@@ -46,14 +46,14 @@ def groups_of(row_bytes: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
     ("row_bytes", "settings", "most"),
     [
         (2048, {"max_buffered_batches": 2 * NUM_BATCHES}, 64),
-        (2**18, {"max_buffered_batches": 2 * NUM_BATCHES}, 4),
-        (2**18, {"max_buffered_bytes": 4 * 2**20}, 2),
+        (2**18, {"max_buffered_batches": 2 * NUM_BATCHES}, 16),
+        (2**18, {"max_buffered_bytes": 8 * 2**20}, 4),
         (2048, {"max_buffered_batches": 20}, 10),
         (2048, {"max_buffered_batches": 1}, 1),
     ],
-    ids=["64 batches", "4 MiB", "half the bytes", "half the batches", "one"],
+    ids=["64 batches", "16 MiB", "half the bytes", "half the batches", "one"],
 )
-def test_a_group_is_4_mib_and_half_the_bound_at_most(
+def test_a_group_is_16_mib_and_half_the_bound_at_most(
     row_bytes: int, settings: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert max(groups_of(row_bytes, monkeypatch, **settings)) == most
