@@ -6,7 +6,6 @@ Nothing but NumPy is imported: processes that run these functions import this mo
 from __future__ import annotations
 
 import os
-import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -115,17 +114,6 @@ def fresh_holding(size: Size) -> Fetch:
         chunk = np.empty(template.shape, template.dtype)
         memoryview(chunk).cast("B")[:] = values
         return [chunk]
-
-    return fetch
-
-
-def waiting(size: Size, seconds: float) -> Fetch:
-    """Every call waits, as for a disk or a network, and returns a batch."""
-    chunk, never = [size.rows(size.batch_size)], threading.Event()
-
-    def fetch(call: Call) -> list[Array]:
-        never.wait(seconds)
-        return chunk
 
     return fetch
 

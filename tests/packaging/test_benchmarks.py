@@ -32,9 +32,9 @@ def module(name: str) -> ModuleType:
 
 ROWS = {
     "core": ["vectors-17", "stop", "token"],
-    "fetch": ["waits 2 ms, 8"],
-    "sources": ["cheap-numbers", "start, mixed"],
-    "checkpoints": ["vectors, 10 saves", "put 1 MB"],
+    "fetch": ["small, 2 threads"],
+    "sources": ["cheap-tokens", "start, mixed"],
+    "checkpoints": ["vectors, 10 saves", "save"],
 }
 """Of each load the rows that show the ways in which it measures, in this process."""
 
