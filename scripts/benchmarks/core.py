@@ -23,7 +23,6 @@ from benchmarks.contenders import (
 )  # fmt: skip
 from benchmarks.fetches import (
     IMAGES,
-    ONE,
     SMALL,
     TINY,
     VECTORS,
@@ -132,7 +131,6 @@ LOAD = Load(
                     of="small, passed")
             for name, make, num, settings in MANY
         ),
-        batches("batches-of-1", partial(feed, partial(fresh, ONE), ONE), of="small, passed"),
         batches("vectors-17 beside a busy thread",
                 partial(beside_busy, partial(feed, partial(fresh_holding, SEVENTEEN), VECTORS)),
                 of="vectors-17-fresh"),

@@ -94,7 +94,6 @@ LOAD = Load(
         batches("loop that fills one buffer", partial(filling_loop, IMAGES), ours=False),
         batches("filled in place", partial(FILL, rows_per_call=IMAGES.batch_size),
                 of="loop that fills one buffer"),
-        batches("filled and copied", FILL, of="loop that fills one buffer"),
         once("first batch of 2 processes", _start),
         once("killed process", _killed),
     ),

@@ -54,7 +54,6 @@ VECTORS = Size(batch_size=256, row_shape=(1024,), dtype="float32", chunk_rows=25
 """Batches of 1 MB."""
 SMALL = Size(batch_size=64, row_shape=(16,), dtype="int64", chunk_rows=64, bound=100)
 """Batches of 8 KB."""
-ONE = Size(batch_size=1, row_shape=(16,), dtype="int64", chunk_rows=1, bound=100)
 TINY = Size(batch_size=8, row_shape=(4,), dtype="int64", chunk_rows=3, bound=100)
 
 SIZES = {

@@ -44,9 +44,6 @@ def _area(files: Files) -> dict[str, Any]:
     return {} if files.draws else {"scale": (1, 1), "ratio": (width / height,) * 2}
 
 
-# ---- readers
-
-
 def torchvision(files: Files, batch_size: int, workers: int) -> Iterator[Any]:
     """ImageFolder and RandomResizedCrop in PyTorch's DataLoader; pixels stay whole numbers."""
     tv, torch = map(importlib.import_module, ("torchvision", "torch.utils.data"))

@@ -206,8 +206,6 @@ LOAD = Load(
         once("ready", _until_ready),
         Row(name="failover, ipc", measure=partial(_fail_over, "ipc", "shared"),
             counts_batches=False),
-        Row(name="failover, tcp", measure=partial(_fail_over, "tcp", "frames"),
-            counts_batches=False),
     ),
 )  # fmt: skip
 main = LOAD.main

@@ -64,6 +64,24 @@ def test_served_rows_run_and_are_written(
     assert "copy 8 KB: " in capsys.readouterr().out
 
 
+@pytest.mark.process
+def test_a_row_stays_whose_comparison_is_not_installed(
+    harness: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = harness.Watch().cost()
+
+    def measure(settings: object) -> object:
+        return found
+
+    theirs = harness.Row(name="theirs", measure=measure, ours=False, needs="no_such_package")
+    ours = harness.Row(name="ours", measure=measure, of="theirs", counts_batches=False)
+    load = module("report").Load(name="two", about="", rows=[theirs, ours])
+    assert load.main(["--reps", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "\nours " in told and "\ntheirs" not in told
+    assert "rows are left out: no_such_package" in told
+
+
 # ---- figures on GPUs
 
 
