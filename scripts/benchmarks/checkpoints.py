@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 import feeder
 from benchmarks.contenders import FEED, feed, make_coordinator
 from benchmarks.fetches import SMALL, VECTORS, SeekableFetch, Size
@@ -24,7 +22,6 @@ from benchmarks.report import Load
 EVERY_S = 0.1
 STATES, SAMPLES = 1000, 10**7
 SIZES = {"small": SMALL.in_chunks_of(50), "vectors": VECTORS.in_chunks_of(240)}
-STORED = {"1 MB": 1_000_000, "100 MB": 100_000_000}
 
 
 @contextmanager
@@ -50,23 +47,6 @@ def _save(watch: Watch) -> int:
         next(coordinator[FEED])
         with watch:
             coordinator.checkpoint(store)
-    return 1
-
-
-def _store(num_bytes: int, watch: Watch, *, back: bool) -> int:
-    """An array stored durably, or read back and checked."""
-    rows = np.arange(num_bytes, dtype=np.uint8)
-    with (
-        tempfile.TemporaryDirectory(prefix="feeder-bench-") as folder,
-        feeder.CheckpointStore(folder) as store,
-    ):
-        # The first one makes the folder.
-        store.put("first", {"rows": rows} if back else {})
-        with watch:
-            if back:
-                store.get("first")
-            else:
-                store.put("second", {"rows": rows})
     return 1
 
 
@@ -98,11 +78,6 @@ LOAD = Load(
             for name, size in SIZES.items()
         ),
         once("save", _save),
-        *(
-            once(f"{'get' if back else 'put'} {name}", partial(_store, num, back=back))
-            for name, num in STORED.items()
-            for back in (False, True)
-        ),
         once("a batch of one row", partial(_steps, stored=False)),
         once(
             "a batch of one row and state_dict",

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -24,7 +23,6 @@ from benchmarks.contenders import (
 )  # fmt: skip
 from benchmarks.fetches import (
     IMAGES,
-    ONE,
     SMALL,
     TINY,
     VECTORS,
@@ -43,10 +41,8 @@ SEVENTEEN = VECTORS.in_chunks_of(17)
 NUM_FETCHERS = 8
 RESUME_AT = 1_000_000
 """Rows that are taken before a feed is resumed there."""
-TOKENS, SNAPSHOTS = 500, 20
+TOKENS = 500
 RESUMED = SMALL.in_chunks_of(100)
-LEFTOVER = VECTORS.in_chunks_of(4000)
-"""Up to 16 MB of its rows are left over."""
 COPY = {IMAGES: "copy 20 MB", VECTORS: "copy 1 MB", SMALL: "copy 8 KB"}
 
 CHUNKS = (
@@ -65,9 +61,6 @@ CHUNKS = (
 
 MANY: tuple[tuple[str, Callable[[Size], Fetch], int, dict[str, Any]], ...] = (
     ("small, copied", constant, 2, {}),
-    ("small, 16 workers", fresh, 16, {}),
-    ("small, 64 workers", fresh, 64, {}),
-    ("small, 64 workers, copied", constant, 64, {}),
     ("small, 1,000 workers", fresh, 1000, {}),
     ("small, by index, 8 threads", fresh_by_index, 2, {"num_threads": 8}),
 )
@@ -83,15 +76,6 @@ def _stop(watch: Watch) -> int:
     with watch:
         coordinator.stop()
     return 1
-
-
-def _snapshot(watch: Watch) -> int:
-    with make_coordinator(SeekableFetch(LEFTOVER), LEFTOVER, 8) as coordinator:
-        for _ in range(SNAPSHOTS):
-            next(coordinator[FEED])
-            with watch:
-                bytes(coordinator.snapshot())
-    return SNAPSHOTS
 
 
 def _token(watch: Watch) -> int:
@@ -147,18 +131,10 @@ LOAD = Load(
                     of="small, passed")
             for name, make, num, settings in MANY
         ),
-        *(
-            batches(f"small, {buffered} buffered",
-                    partial(feed, partial(fresh, SMALL), replace(SMALL, bound=buffered)),
-                    of="small, passed")
-            for buffered in (2, 8)
-        ),
-        batches("batches-of-1", partial(feed, partial(fresh, ONE), ONE), of="small, passed"),
         batches("vectors-17 beside a busy thread",
                 partial(beside_busy, partial(feed, partial(fresh_holding, SEVENTEEN), VECTORS)),
                 of="vectors-17-fresh"),
         once("stop", _stop),
-        once("snapshot", _snapshot),
         once("token", _token),
         once("start", first_batch(lambda: make_coordinator(SeekableFetch(RESUMED), RESUMED))),
         once("resume", _resume, of="start"),

@@ -16,7 +16,6 @@ from benchmarks.fetches import Array
 PICTURES = Path(__file__).parents[2] / "docs/pictures"
 NUM_PICTURES, TILES = 64, 3
 SEQ_LEN, NUM_SEQUENCES = 2048, 4096
-NUM_ROWS, ROW_NUMBERS = 65_536, 8
 PARQUET_ROWS, GROUP_ROWS, ROW_BYTES = 65_536, 4096, 1024
 
 
@@ -64,39 +63,6 @@ def parquet_file() -> str:
     return path
 
 
-@cache
-def datums(shape: tuple[int, int, int], num_records: int) -> Path:
-    """An LMDB of Caffe's datums of random pixels, numbered by label."""
-    import lmdb
-
-    folder = make_folder()
-    rng = np.random.default_rng(0)
-    size = 2 * num_records * (int(np.prod(shape)) + 8192)
-    with lmdb.open(str(folder), map_size=size) as store, store.begin(write=True) as transaction:
-        for i in range(num_records):
-            image = rng.integers(0, 256, shape, dtype=np.uint8)
-            transaction.put(b"%08d" % i, _datum(image, i))
-    return folder
-
-
-def _datum(image: Array, label: int) -> bytes:
-    """Caffe's Datum of a raw image of (height, width, channels)."""
-    height, width, channels = image.shape
-    numbers = [(1, channels), (2, height), (3, width)]
-    head = b"".join(_varint(field << 3) + _varint(number) for field, number in numbers)
-    data = image.tobytes()
-    tail = _varint(5 << 3) + _varint(label) + _varint(7 << 3) + b"\0"
-    return head + _varint(4 << 3 | 2) + _varint(len(data)) + data + tail
-
-
-def _varint(number: int) -> bytes:
-    octets = []
-    while number > 127:
-        octets.append(number & 127 | 128)
-        number >>= 7
-    return bytes((*octets, number))
-
-
 # ---- data sets
 
 
@@ -113,17 +79,3 @@ class Sequences:
     def __getitem__(self, index: int) -> Array:
         tokens: Array = self._tokens[index * SEQ_LEN : (index + 1) * SEQ_LEN].astype(np.int64)
         return tokens
-
-
-class Numbers:
-    """Rows of a few numbers."""
-
-    def __init__(self) -> None:
-        self._rows = np.random.default_rng(0).random((NUM_ROWS, ROW_NUMBERS), dtype=np.float32)
-
-    def __len__(self) -> int:
-        return NUM_ROWS
-
-    def __getitem__(self, index: int) -> Array:
-        row: Array = self._rows[index]
-        return row

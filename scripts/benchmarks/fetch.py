@@ -1,4 +1,4 @@
-"""Fetch functions that wait, compute and decode, on threads and in processes.
+"""Fetch functions that compute and decode, on threads and in processes.
 
 They run beside the plain loop. Functions that fill their batch where it lies (`rows_per_call`) run
 beside a loop over one buffer.
@@ -26,10 +26,9 @@ from benchmarks.contenders import (
 )  # fmt: skip
 from benchmarks.data import NUM_PICTURES, photographs
 from benchmarks.fetches import IMAGES, SMALL, Fetch, Size
-from benchmarks.harness import Contender, Row, Watch, batches, once
+from benchmarks.harness import Row, Watch, batches, once
 from benchmarks.report import Load
 
-WAIT_S = 0.002
 NUM = 2
 """Threads, and processes."""
 TEXT = Size(batch_size=fetches.TEXT_ROWS, row_shape=(fetches.TEXT_WORDS,), dtype="int64",
@@ -77,18 +76,11 @@ def _killed(watch: Watch) -> int:
     return 1
 
 
-def _waits(num_threads: int) -> Contender:
-    make_fetch = partial(fetches.waiting, SMALL, WAIT_S)
-    return partial(feed, make_fetch, SMALL, num_threads=num_threads)
-
-
 FILL = partial(feed, partial(fetches.filling, IMAGES), IMAGES, 1, num_threads=NUM)
 LOAD = Load(
     name="fetch",
     about=__doc__,
     rows=(
-        batches("waits 2 ms, 1 thread", _waits(1)),
-        batches("waits 2 ms, 8 threads", _waits(8), of="waits 2 ms, 1 thread"),
         batches("text, loop", partial(calling_loop, lambda: fetches.text, TEXT.batch_size),
                 ours=False),
         *_both("text", lambda: fetches.text, TEXT, of="text, loop"),
@@ -102,7 +94,6 @@ LOAD = Load(
         batches("loop that fills one buffer", partial(filling_loop, IMAGES), ours=False),
         batches("filled in place", partial(FILL, rows_per_call=IMAGES.batch_size),
                 of="loop that fills one buffer"),
-        batches("filled and copied", FILL, of="loop that fills one buffer"),
         once("first batch of 2 processes", _start),
         once("killed process", _killed),
     ),

@@ -6,7 +6,6 @@ Nothing but NumPy is imported: processes that run these functions import this mo
 from __future__ import annotations
 
 import os
-import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -55,7 +54,6 @@ VECTORS = Size(batch_size=256, row_shape=(1024,), dtype="float32", chunk_rows=25
 """Batches of 1 MB."""
 SMALL = Size(batch_size=64, row_shape=(16,), dtype="int64", chunk_rows=64, bound=100)
 """Batches of 8 KB."""
-ONE = Size(batch_size=1, row_shape=(16,), dtype="int64", chunk_rows=1, bound=100)
 TINY = Size(batch_size=8, row_shape=(4,), dtype="int64", chunk_rows=3, bound=100)
 
 SIZES = {
@@ -115,17 +113,6 @@ def fresh_holding(size: Size) -> Fetch:
         chunk = np.empty(template.shape, template.dtype)
         memoryview(chunk).cast("B")[:] = values
         return [chunk]
-
-    return fetch
-
-
-def waiting(size: Size, seconds: float) -> Fetch:
-    """Every call waits, as for a disk or a network, and returns a batch."""
-    chunk, never = [size.rows(size.batch_size)], threading.Event()
-
-    def fetch(call: Call) -> list[Array]:
-        never.wait(seconds)
-        return chunk
 
     return fetch
 

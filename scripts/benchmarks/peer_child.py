@@ -28,9 +28,9 @@ from PIL import Image, ImageEnhance
 
 from benchmarks.fetches import NUMBERS, words_of
 from benchmarks.harness import Watch
-from benchmarks.peer_loaders import PEERS, SEED, Loader
+from benchmarks.peer_files import READERS, SIDE, Files
+from benchmarks.peer_loaders import PEERS, SEED
 
-SIDE = 224
 TOKENS = 1024
 
 
@@ -122,7 +122,7 @@ DATASETS: Mapping[str, Callable[..., Any]] = {
 # ---- tasks
 
 
-def timed(make: Callable[..., Loader], num_batches: int) -> None:
+def timed(make: Callable[..., Any], num_batches: int) -> None:
     """What a sample costs behind the first tenth of an epoch, and the time to the first batch."""
     seen = count = 0
     begin = time.perf_counter()
@@ -154,7 +154,7 @@ def timed(make: Callable[..., Loader], num_batches: int) -> None:
     _tell(asdict(cost))
 
 
-def checked(make: Callable[..., Loader], num_batches: int) -> None:
+def checked(make: Callable[..., Any], num_batches: int) -> None:
     """The digest of all samples, whatever their order."""
     loader = make(draws=False)
     total = sum(sum(_digests(batch)) for batch in loader)
@@ -189,10 +189,14 @@ def main() -> None:
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
 
-    def make(*, draws: bool) -> Loader:
-        dataset = DATASETS[work](Path(folder), int(samples), draws=draws)
-        return PEERS[loader].make(dataset, int(batch_size), int(workers))
+    peer = READERS.get(work, PEERS)[loader]
+
+    def make(*, draws: bool) -> Any:
+        read: Any = Files(work, Path(folder), draws)
+        if work in DATASETS:
+            read = DATASETS[work](Path(folder), int(samples), draws=draws)
+        return peer.make(read, int(batch_size), int(workers))
 
     # What it imports is no part of its start.
-    importlib.import_module(PEERS[loader].module)
+    importlib.import_module(peer.module)
     TASKS[task](make, -(-int(samples) // int(batch_size)))

@@ -116,12 +116,12 @@ class Peer:
     """A loader by the module that it comes from."""
 
     module: str
-    make: Callable[[Any, int, int], Loader]
+    make: Callable[[Any, int, int], Any]
+    """A `Loader`, or a generator, which has all that is asked of one."""
 
 
-LOADER = "DataLoader"
 PEERS: Mapping[str, Peer] = {
-    LOADER: Peer("torch.utils.data", TorchLoader),
+    "DataLoader": Peer("torch.utils.data", TorchLoader),
     "StatefulDataLoader": Peer("torchdata.stateful_dataloader", StatefulLoader),
     "Grain": Peer("grain", GrainLoader),
     "SPDL": Peer("spdl.dataloader", SpdlLoader),

@@ -1,4 +1,4 @@
-"""The loaders that users of PyTorch have, beside feeder's, on the same data sets.
+"""The loaders that users of PyTorch have, beside feeder's, on the same data sets and files.
 
 Each figure is measured in a process of its own. Notes tell whether all loaders gave the same
 samples, and how soon their first batch came. A loader that is not installed is left out, and named.
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import data
+from benchmarks import data, peer_files
 from benchmarks.children import Process
 from benchmarks.harness import LIMIT_S, Cost, Row, Settings, bounded
-from benchmarks.peer_loaders import LOADER, PEERS
+from benchmarks.peer_loaders import PEERS, Peer
 from benchmarks.report import Load, Samples, seconds
 
 WORKERS = (1, 2)
@@ -34,6 +34,7 @@ class Work:
     batch_size: int
     samples: int
     """Of an epoch that is timed in full."""
+    workers: Sequence[int] = WORKERS
 
     def epoch(self, settings: Settings) -> int:
         """Samples of an epoch, the same for all loaders."""
@@ -46,7 +47,17 @@ WORKS: Mapping[str, Work] = {
     "text": Work(batch_size=64, samples=19_200),
     "tokens": Work(batch_size=16, samples=24_000),
     "tiny": Work(batch_size=64, samples=96_000),
+    "photos 480x480": Work(batch_size=32, samples=1536, workers=(2,)),
+    "photos 500x375": Work(batch_size=32, samples=1536, workers=(2,)),
+    "photos 2000x1500": Work(batch_size=8, samples=384, workers=(2,)),
+    "rows": Work(batch_size=256, samples=data.PARQUET_ROWS, workers=(1,)),
+    "tars": Work(batch_size=32, samples=1536, workers=(2,)),
 }
+
+
+def peers(work: str) -> Mapping[str, Peer]:
+    """Who reads it; all others are compared with the first."""
+    return peer_files.READERS.get(work, PEERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +80,8 @@ class Reading:
     def ask(self, task: str, samples: int) -> Any:
         """What one process finds; those that it has started end with it."""
         numbers = (self.workers, WORKS[self.work].batch_size, samples)
-        words = (task, self.work, self.loader, *map(str, numbers), str(folder()))
+        made = folder(self.work, samples)
+        words = (task, self.work, self.loader, *map(str, numbers), str(made))
         # Not `-m`: data sets of `__main__` could not be sent to workers.
         command = ("-c", "from benchmarks.peer_child import main; main()", *words)
         with bounded(LIMIT_S), Process(command) as process:
@@ -82,15 +94,20 @@ class Reading:
 READINGS = {
     reading.name: reading
     for work in WORKS
-    for loader in PEERS
-    for workers in WORKERS
+    for loader in peers(work)
+    for workers in WORKS[work].workers
     for reading in (Reading(work=work, loader=loader, workers=workers),)
 }
 
 
 @cache
-def folder() -> Path:
+def folder(work: str, samples: int) -> Path:
     """The folder of what is read, which ends with this process."""
+    return peer_files.make(work, samples) if work in peer_files.READERS else _shared()
+
+
+@cache
+def _shared() -> Path:
     made = data.photographs()
     tokens = np.random.default_rng(0).integers(0, 50_000, 8_000_000, dtype=np.uint16)
     tokens.tofile(made / "tokens.bin")
@@ -110,13 +127,14 @@ def notes(rows: Sequence[Row], samples: Samples) -> Iterator[str]:
 
 
 def _row(reading: Reading) -> Row:
-    than = Reading(work=reading.work, loader=LOADER, workers=reading.workers)
+    first = next(iter(peers(reading.work)))
+    than = Reading(work=reading.work, loader=first, workers=reading.workers)
     return Row(
         name=reading.name,
         measure=partial(Reading.measure, reading),
-        of=None if reading.loader == LOADER else than.name,
+        of=None if reading == than else than.name,
         ours=reading.loader.startswith("feeder"),
-        needs=PEERS[reading.loader].module.partition(".")[0],
+        needs=peers(reading.work)[reading.loader].module.partition(".")[0],
     )
 
 

@@ -40,6 +40,8 @@ class Load:
         options = parser.parse_args(arguments)
         wanted = chosen(self.rows, options.rows or ())
         rows = [row for row in wanted if row.is_possible]
+        names = {row.name for row in rows}
+        rows = [row if row.of in names else replace(row, of=None) for row in rows]
         if not rows:
             parser.error(
                 f"nothing to measure; the rows are: {'; '.join(r.name for r in self.rows)}"
@@ -87,7 +89,11 @@ def positive(text: str) -> int:
 
 def _missing(rows: Iterable[Row]) -> list[str]:
     packages = sorted({row.needs for row in rows if row.needs and not row.is_possible})
-    return [f"not installed, so rows are left out: {', '.join(packages)}"] if packages else []
+    return (
+        [f"not installed, or broken, so rows are left out: {', '.join(packages)}"]
+        if packages
+        else []
+    )
 
 
 # ---- tables

@@ -148,20 +148,6 @@ def _next_step(consumer: feeder.Consumer, last: int) -> int:
     return step
 
 
-def _take_over(watch: Watch) -> int:
-    """From the kill of a consumer to the first batch of the next one."""
-    with (
-        address_for("ipc") as address,
-        Child("serve", "vectors", address) as server,
-        Child("read", server.address, "0") as killed,
-        ExitStack() as stack,
-        watch,
-    ):
-        killed.kill()
-        next(stack.enter_context(connect(server.address)))
-    return 1
-
-
 COPY = {"images": "copy 20 MB", "vectors": "copy 1 MB", "small": "copy 8 KB"}
 BY_HAND = {scheme: f"ZeroMQ by hand, 20 MB, {scheme}" for scheme in ("ipc", "tcp")}
 Options = dict[str, Any]
@@ -218,10 +204,7 @@ LOAD = Load(
                 of="vectors, shared"),
         once("connect", _connect),
         once("ready", _until_ready),
-        once("take over from a killed consumer", _take_over),
         Row(name="failover, ipc", measure=partial(_fail_over, "ipc", "shared"),
-            counts_batches=False),
-        Row(name="failover, tcp", measure=partial(_fail_over, "tcp", "frames"),
             counts_batches=False),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The ready-made sources: LMDBs, JPEGs, tokens, tables; resuming every order far out.
+"""The ready-made sources: tokens, tables; resuming every order far out.
 
 Beside them run plain loops and pyarrow's own scan of the same files.
 """
@@ -18,8 +18,6 @@ import feeder
 from benchmarks import data
 from benchmarks.contenders import (
     FEED,
-    calling_loop,
-    copyto,
     feed,
     first_batch,
     make_coordinator,
@@ -41,27 +39,9 @@ def size_of(batch_size: int, row_shape: tuple[int, ...], dtype: str, bound: int)
     )
 
 
-PICTURES = size_of(16, (480, 480, 3), "uint8", 8)
-KILOBYTES = size_of(256, (32, 32, 1), "uint8", 16)
-LARGE_DATUMS = size_of(32, (183, 187, 3), "uint8", 4)
 SEQUENCES = size_of(16, (data.SEQ_LEN,), "int64", 100)
-NUMBERS = size_of(32, (data.ROW_NUMBERS,), "float32", 100)
 TABLE = size_of(256, (data.ROW_BYTES // 4,), "float32", 100)
 INDICES = size_of(256, (), "int64", 100)
-
-
-def jpegs() -> sources.Source:
-    """The photographs."""
-    return sources.image_folder(data.photographs())
-
-
-jpeg_loop = partial(calling_loop, jpegs, PICTURES.batch_size, data.NUM_PICTURES // 16)
-
-
-def datums(size: Size, num_records: int) -> sources.Source:
-    """An LMDB of Caffe's datums."""
-    height, width, channels = size.row_shape
-    return sources.caffe_lmdb(data.datums((height, width, channels), num_records))
 
 
 def tokens() -> sources.Source:
@@ -146,27 +126,14 @@ def _feed(
     return batches(name, contender, of=of, needs=needs)
 
 
-PAIR, ROW = ("image", "label"), ("x",)
 LOAD = Load(
     name="sources",
     about=__doc__,
     rows=(
-        _feed("jpeg", jpegs, PICTURES, PAIR, of="jpeg, loop"),
-        batches("jpeg, loop", jpeg_loop, ours=False),
-        _feed("lmdb-1kb", partial(datums, KILOBYTES, 20_000), KILOBYTES, PAIR, num=1,
-              of="copy of lmdb-1kb", last_batch="carry"),
-        batches("copy of lmdb-1kb", partial(copyto, KILOBYTES), ours=False),
-        _feed("lmdb-100kb", partial(datums, LARGE_DATUMS, 1_000), LARGE_DATUMS, PAIR,
-              of="copy of lmdb-100kb", last_batch="carry"),
-        batches("copy of lmdb-100kb", partial(copyto, LARGE_DATUMS), ours=False),
-        _feed("cheap-sequences", lambda: sources.records(data.Sequences()), SEQUENCES, ROW,
+        _feed("cheap-sequences", lambda: sources.records(data.Sequences()), SEQUENCES, ("x",),
               of="loop of sequences", num_threads=2),
-        _feed("cheap-tokens", tokens, SEQUENCES, ROW, of="loop of sequences", num_threads=1),
+        _feed("cheap-tokens", tokens, SEQUENCES, ("x",), of="loop of sequences", num_threads=1),
         batches("loop of sequences", partial(stacking_loop, data.Sequences, SEQUENCES.batch_size),
-                ours=False),
-        _feed("cheap-numbers", lambda: sources.records(data.Numbers()), NUMBERS, ROW,
-              of="loop of numbers", num_threads=2),
-        batches("loop of numbers", partial(stacking_loop, data.Numbers, NUMBERS.batch_size),
                 ours=False),
         _feed("parquet", partial(table, shuffled=False), TABLE, ("n", "v"), of="pyarrow's scan",
               needs="pyarrow"),

@@ -5,7 +5,8 @@ shuffled by several threads, resumed, now and then in processes. Then 1 to 8 of 
 changed, again and again: a source gives a named error, the same rows, or what the library gives of
 the changed file; never a signal, never other rows if checksums or the library tell of the damage.
 The campaign is that of hostile bytes (`fuzz.campaign`), with these formats as its ways in. Polars,
-DuckDB and fastparquet write, too, if they are installed.
+DuckDB and fastparquet write, too, if they are installed; and MosaicML's Streaming, which asks for
+an older NumPy than others do, and works without: `pip install --no-deps mosaicml-streaming`.
 """
 
 from __future__ import annotations
@@ -591,8 +592,38 @@ def read_jsonl(path: Path) -> Rows:
     return [json.loads(line) for line in lines if line.strip(b" \t\r\n")]
 
 
+def write_by_streaming(rng: Random, path: Path) -> Rows:
+    """By MosaicML's writer, whose library reads it, too."""
+    from streaming import LocalDataset, MDSWriter  # type: ignore[import-not-found]
+
+    kinds: dict[str, Callable[[], Any]] = {
+        "int": lambda: _int(pa.int64())(rng), "str": lambda: _text(rng),
+        "bytes": lambda: _bytes(rng), "uint8": lambda: np.uint8(rng.randrange(256)),
+        "float32": lambda: np.float32(rng.gauss(0, 9)), "float64": lambda: np.float64(rng.random()),
+        "str_int": lambda: rng.randint(-(10**30), 10**30),
+        "json": lambda: {"a": [_text(rng), 1, None]},
+        "ndarray": lambda: np.full(rng.choices([1, 2, 3], k=2), rng.randrange(9), "i4"),
+        "ndarray:int16:2,3": lambda: np.full((2, 3), rng.randrange(9), "i2"),
+    }  # fmt: skip
+    columns = dict(zip("abc", rng.sample([*kinds], 3), strict=True))
+    rows: Rows = [
+        {n: kinds[kind]() for n, kind in columns.items()} for _ in range(rng.randint(1, 9))
+    ]
+    packed = rng.choice([None, None, "zstd", "gz", "bz2"])
+    with MDSWriter(
+        out=str(path), columns=columns, compression=packed, size_limit=rng.choice([600, 2**20]),
+        hashes=["sha1", "xxh64"],
+    ) as writer:  # fmt: skip
+        for row in rows:
+            writer.write(row)
+    if packed is None:
+        made = LocalDataset(str(path))
+        assert digests([made[i] for i in range(len(made))]) == digests(rows)
+    return rows
+
+
 def write_mds(rng: Random, path: Path) -> Rows:
-    """As MosaicML's writer does, whose library is not here."""
+    """As MosaicML's writer does, whose library need not be here."""
     path.mkdir()
     rows: Rows = [
         {"n": rng.randint(-(2**63), 2**63 - 1), "t": _text(rng), "u": np.uint16(rng.randrange(9)),
@@ -738,6 +769,8 @@ FORMATS = {
     "lmdb": Format(write_lmdb, read_lmdb, lambda p: sources.caffe_lmdb(p, verify=True)),
     "hf": Format(write_hf, read_hf, lambda p: sources.hf(load_hf(p)), is_damaged=False),
 }  # fmt: skip
+if find_spec("streaming"):
+    FORMATS["mds of streaming"] = FORMATS["mds"]._replace(write=write_by_streaming)
 
 
 def load_hf(path: Path) -> Any:
@@ -770,6 +803,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     campaign.MEMORY_BYTES = 64 * 2**30  # TensorFlow's addresses count
     status = campaign.main(argv, "formats")
     print(f"of each file {DAMAGED} damaged ones")
+    if "mds of streaming" not in FORMATS:
+        print("not installed, so left out: streaming (mosaicml-streaming)")
     return status
 
 

@@ -32,9 +32,9 @@ def module(name: str) -> ModuleType:
 
 ROWS = {
     "core": ["vectors-17", "stop", "token"],
-    "fetch": ["waits 2 ms, 8"],
-    "sources": ["cheap-numbers", "start, mixed"],
-    "checkpoints": ["vectors, 10 saves", "put 1 MB"],
+    "fetch": ["small, 2 threads"],
+    "sources": ["cheap-tokens", "start, mixed"],
+    "checkpoints": ["vectors, 10 saves", "save"],
 }
 """Of each load the rows that show the ways in which it measures, in this process."""
 
@@ -62,6 +62,24 @@ def test_served_rows_run_and_are_written(
     assert told.keys() == {"copy 8 KB", "small, credit 64"}
     assert all(row["samples"][0]["cpu_s"] > 0 for row in told.values())
     assert "copy 8 KB: " in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_a_row_stays_whose_comparison_is_not_installed(
+    harness: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = harness.Watch().cost()
+
+    def measure(settings: object) -> object:
+        return found
+
+    theirs = harness.Row(name="theirs", measure=measure, ours=False, needs="no_such_package")
+    ours = harness.Row(name="ours", measure=measure, of="theirs", counts_batches=False)
+    load = module("report").Load(name="two", about="", rows=[theirs, ours])
+    assert load.main(["--reps", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "\nours " in told and "\ntheirs" not in told
+    assert "rows are left out: no_such_package" in told
 
 
 # ---- figures on GPUs

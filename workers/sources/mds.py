@@ -355,8 +355,8 @@ def _decoder(column: str, encoding: str) -> Decode:
         decoder = Decoder("auto")
         decoder.check()
         return decoder
-    if name == "ndarray":
-        return _ndarray_decoder(detail)
+    if name == "ndarray" and (decode := _ndarray_decoder(detail)):
+        return decode
     if name in _SCALARS:
         return partial(_scalar, np.dtype(name).newbyteorder("<"))
     if name in _DECODERS:
@@ -395,10 +395,14 @@ _DTYPES = {
 """How a value says what its dtype is, where the column does not."""
 
 
-def _ndarray_decoder(detail: str) -> Decode:
-    """Of "", "dtype" or "dtype:shape": what is not said here is said in each value."""
+def _ndarray_decoder(detail: str) -> Decode | None:
+    """Of "", "dtype" or "dtype:shape": what is not said here is said in each value. None of
+    anything else."""
     dtype, _, shape = detail.partition(":")
-    axes = tuple(map(int, shape.split(","))) if shape else None
+    given = shape.split(",") if shape else []
+    if not all(axis.isdecimal() for axis in given) or dtype not in {"", *_SCALARS}:
+        return None
+    axes = tuple(map(int, given)) or None
     return partial(_ndarray, np.dtype(dtype).newbyteorder("<") if dtype else None, axes)
 
 

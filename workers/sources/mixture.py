@@ -336,7 +336,8 @@ class MixRoute:
 
     def dealt(self, num_shards: int) -> Route:
         """The same in an order of which each shard has the proportions of the whole."""
-        return self if stay_the_same(self.segments) else DealtRoute(self, num_shards)
+        stays = self.varies or stay_the_same(self.segments)
+        return self if stays else DealtRoute(self, num_shards)
 
     def __call__(self, indices: Numbers, call: Call) -> Places:
         if self.varies:

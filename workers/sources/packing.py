@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Any, Literal, NamedTuple, Unpack, get_args
 
@@ -19,8 +18,8 @@ from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.source import Source, as_part
-from feeder.workers.sources.steps.ragged import GROUP, items
-from feeder.workers.sources.steps.rows import LEFT_OUT, Step, name_in, samples_of, size_of
+from feeder.workers.sources.steps.ragged import GROUP, Windowed, items
+from feeder.workers.sources.steps.rows import LEFT_OUT, name_in, samples_of, size_in, traits_of
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import (
     Columns,
@@ -120,7 +119,7 @@ def pack(
         ConfigError: an argument is wrong, or pack cannot follow. A record that is no document is a
             RecordError.
     """
-    part = as_part(source, "pack")
+    part = as_part(source, "pack", turns=True)
     if long not in get_args(Long):
         raise ConfigError(f"long is {long!r}, expected one of {get_args(Long)!r}")
     columns = [*map(str, per_token)], [*map(str, per_document)]
@@ -137,7 +136,9 @@ def pack(
         cu_seqlens=None if cu_seqlens is None else whole("cu_seqlens", cu_seqlens, 1),
     )
     bound = None if window_tokens is None else whole("window_tokens", window_tokens, 1)
-    return Source(Packed(part, layout, whole("window", window, 1), bound), **options)
+    packed = Source(Packed(part, layout, whole("window", window, 1), bound), **options)
+    num_shards = packed._plan.sharding.num_shards
+    return packed.dealt(num_shards) if num_shards > 1 else packed
 
 
 _COLUMNS = {"tokens", "segment_ids", "positions", "loss_mask", "cu_seqlens", "max_seqlen"}
@@ -199,7 +200,7 @@ def best_fit(lengths: Sequence[int], size: int, most: int | None = None) -> list
     return sorted(sorted(row) for row in rows)
 
 
-class Packed(Step):
+class Packed(Windowed):
     """Windows of documents, each as the rows that they are packed into. Any thread reads."""
 
     kind = "pack"
@@ -207,32 +208,23 @@ class Packed(Step):
     def __init__(
         self, of: Records, layout: Layout, window: int, bound: int | None = None
     ) -> None:  # fmt: skip
-        super().__init__(of)
-        self._layout, self._window, self._bound = layout, window, bound
-        # A window may have no document left, and has as many rows as it takes.
-        self.traits = replace(self.traits, is_last=True, one_per_call=True, may_skip=True)
+        # Windows that are walked through come one after the other.
+        super().__init__(of, window, 1 if traits_of(of).walks else GROUP)
+        self._layout, self._bound = layout, bound
         self._faults = Faults("skip")
         self._told: set[str] = set()
-        # How windows are dealt out to shards; None where these are stretches.
-        self._sharding: Sharding | None = None
-        # With a bound, record r is piece `r // GROUP` of one of a group of windows, of which each
-        # has places for as many pieces as documents: several threads have a window each. Windows
-        # that are walked through come one after the other.
-        self._group = 1 if self.traits.walks else GROUP
         self._cuts = Kept(4 * GROUP)
 
     def of_parts(self, parts: Sequence[Records]) -> Packed:
         """The same of other parts, without what is known of the pieces of these."""
         (of,) = parts
         step = Packed(of, self._layout, self._window, self._bound)
-        step._sharding = self._sharding
+        step._shards = self._shards
         return step
 
     def __len__(self) -> int:
-        windows = -(-size_of(self.parts[0]) // self._window)
-        if self._bound is None:
-            return windows
-        return -(-windows // self._group) * self._group * self._window
+        # Without a bound a record is a whole window.
+        return self._num_windows() if self._bound is None else super().__len__()
 
     @property
     def skipped(self) -> int:
@@ -241,41 +233,31 @@ class Packed(Step):
 
     def dealt(self, num_shards: int) -> Packed:
         """The same with windows that are dealt out to shards in turn, where the documents come in
-        other proportions at the start than at the end; else the same."""
+        other proportions at the start than at the end, or windows in pieces; else the same."""
         deal = getattr(self.parts[0], "dealt", None)
-        if (
-            self._bound is not None
-            or deal is None
-            or num_shards > len(self)
-            or deal(num_shards) is self.parts[0]
+        if self._bound is None and (
+            deal is None or num_shards > len(self) or deal(num_shards) is self.parts[0]
         ):
             return self
-        step = copy.copy(self)
-        step._sharding = Sharding(num_records=len(self), num_shards=num_shards)
-        return step
+        return super().dealt(num_shards)
 
-    def as_it_was(self) -> Step | None:
-        """The same as it was in an earlier format, in which shards were stretches."""
-        step = copy.copy(self)
-        step._sharding = None
-        older = super(Packed, step).as_it_was()
-        return step if older is None and self._sharding is not None else older
-
-    def _number(self, index: int) -> int:
-        """The window that record `index` is."""
-        if self._sharding is None:
-            return index
-        (shard,) = self._sharding.shards_of(np.array([index])).tolist()
-        place = index - self._sharding.bound(shard)
-        return place * self._sharding.num_shards + self._sharding.residue(shard)
+    def _place(self, record: int) -> tuple[int, int]:
+        """The window and the piece that a record is."""
+        if self._bound is not None:
+            return super()._place(record)
+        if self._shards == 1:
+            return record, 0
+        sharding = Sharding(num_records=len(self), num_shards=self._shards)
+        (shard,) = sharding.shards_of(np.array([record])).tolist()
+        return (record - sharding.bound(shard)) * self._shards + sharding.residue(shard), 0
 
     def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture, up to a window of the epoch."""
         part: Any = self.parts[0]
         read = getattr(part, "read_up_to", None)
-        stop = min(self._windows(record) * self._window, size_of(part))
+        stop = min(self._windows(record) * self._window, size_in(part, call.epoch))
         found: dict[str, dict[str, Any]] = (
-            read(call, stop) if read and not first and self._sharding is None else {}
+            read(call, stop) if read and not first and self._shards == 1 else {}
         )
         return found
 
@@ -294,35 +276,26 @@ class Packed(Step):
         part: Any = self.parts[0]
         part.seek_to(call, cursor)
 
-    def name(self, index: int) -> str:
-        """The window."""
-        window = self._number(index) if self._bound is None else self._place(index)[0]
-        return f"window {window}"
-
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """The rows of one window, or of a piece of it."""
-        index = int(indices[0])
+        window, piece = self._place(int(indices[0]))
+        start, size = window * self._window, size_in(self.parts[0], call.epoch)
+        if start >= size:
+            return None
+        stop = min(start + self._window, size)
         if self._bound is not None:
-            return self._piece(*self._place(index), call)
-        start = self._number(index) * self._window
-        stop = min(start + self._window, size_of(self.parts[0]))
+            return self._piece(window, piece, start, stop, call)
         return self._rows(start, self._taken(start, stop, call), call)
-
-    def _place(self, record: int) -> tuple[int, int]:
-        """The window and the piece that a record is."""
-        group, inside = divmod(record, self._group * self._window)
-        return group * self._group + inside % self._group, inside // self._group
 
     def _taken(self, start: int, stop: int, call: Call) -> list[Any]:
         return samples_of(self.parts[0], np.arange(start, stop), call)
 
-    def _piece(self, window: int, number: int, call: Call) -> Columns | None:
+    def _piece(
+        self, window: int, number: int, first: int, end: int, call: Call
+    ) -> Columns | None:  # fmt: skip
         """The rows of as many documents of a window as the bound on tokens has room for."""
-        first, size = window * self._window, size_of(self.parts[0])
-        if first >= size:
-            return None
         key = call.seed, call.epoch, window
-        cuts: _Cuts = self._cuts.get(key, lambda: _Cuts(first, min(first + self._window, size)))
+        cuts: _Cuts = self._cuts.get(key, lambda: _Cuts(first, end))
         samples: list[Any] | None = None
         with cuts.lock:
             # A piece begins where the one before it ends: mostly that has been read.
@@ -452,7 +425,6 @@ class Packed(Step):
         return {
             **super().describe(), "seq_len": self._layout.seq_len, "window": self._window,
             "long": self._layout.long, **self._layout.describe(),
-            **({} if self._sharding is None else {"windows": "dealt"}),
             **({} if self._bound is None else {"window_tokens": self._bound}),
         }  # fmt: skip
 

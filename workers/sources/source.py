@@ -550,7 +550,7 @@ class Source:
             ConfigError: an argument is wrong, or batch_by_tokens cannot follow. A record longer
                 than the budget is a RecordError.
         """
-        part = as_part(self, "batch_by_tokens")
+        part = as_part(self, "batch_by_tokens", turns=True)
         checked = whole("budget", budget, 1), whole("window", window, 1)
         return Source(Budgeted(part, *checked, length, value))
 
@@ -592,8 +592,9 @@ _OF_NUMBERS = ("map", "filter", "pad", "offsets")
 
 
 def as_part(
-    source: Any, step: str, *, counts: bool = False, rows: bool = True, shards: bool = False
-) -> Source:
+    source: Any, step: str, *, counts: bool = False, rows: bool = True, shards: bool = False,
+    turns: bool = False,
+) -> Source:  # fmt: skip
     """A source, where a step may follow it.
 
     Args:
@@ -602,6 +603,7 @@ def as_part(
         counts: Whether the step counts rows, which a filter leaves out.
         rows: Whether the step needs one row for each record.
         shards: Whether the source may have shards.
+        turns: Whether its epochs may differ in size.
 
     Raises:
         ConfigError: it is no source, or the step cannot follow.
@@ -619,12 +621,13 @@ def as_part(
             f"{step}: {type(source).__name__} is no source, expected one of feeder.sources"
         )
     sharding = source._plan.sharding
-    if isinstance(sharding, EpochsInTurn):
+    is_in_turn = isinstance(sharding, EpochsInTurn)
+    if is_in_turn and not turns:
         raise ConfigError(
             f"{step} of a mixture of shards that differ in size, so that its epochs do, too: give "
             "the shards stick_to_shard=True, or shard the mixture in place of its sources"
         )
-    may_have = shards
+    may_have = shards or is_in_turn
     if (sharding.num_shards > 1 and not may_have) or sharding.pad_last_batch:
         raise ConfigError(
             f"{step} of a source with shards: they come last, with .shard(shard_id, num_shards)"

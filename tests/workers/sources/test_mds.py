@@ -118,6 +118,8 @@ SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "pickles": (encode("pkl"), r"column 'meta' has the encoding 'pkl': give decoders=\{'meta'"),
     "an unknown encoding": (encode("list[png]"), r"column 'meta' has the encoding 'list\[png\]'"),
+    "a damaged dtype": (encode("ndarray:i~t16:2"), "has the encoding 'ndarray:i~t16:2'"),
+    "a damaged shape": (encode("ndarray:int16:2,"), "has the encoding 'ndarray:int16:2,'"),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import ml_dtypes
@@ -16,6 +17,8 @@ from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import (
     RecordError,
+    arrays,
+    mix,
     pack,
     packing_efficiency,
     records,
@@ -224,6 +227,48 @@ def test_options_are_what_a_naive_packer_makes_of_them(data: st.DataObject) -> N
     ]
     assert sorted(map(repr, found)) == sorted(map(repr, wanted))
     assert bound is not None or found == wanted
+
+
+def a_document(number: Any) -> Any:
+    return np.full(int(number) % 5 + 1, number + 1)
+
+
+WINDOWED: dict[str, Callable[[Any, int], Any]] = {
+    "pack": lambda source, window: pack(source, 8, window),
+    "window_tokens": lambda source, window: pack(source, 8, window, window_tokens=12),
+    "batch_by_tokens": lambda source, window: source.batch_by_tokens(12, window=window),
+}
+
+
+def rows_of(source: Any, epoch: int) -> list[list[int]]:
+    chunks = ([*c.values()] if isinstance(c, dict) else c for c in epoch_of(source, 1, epoch))
+    return [row.tolist() for chunk in chunks for row in chunk[0]]
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+@settings(max_examples=examples(25), deadline=None)
+@given(st.data())
+def test_windows_of_uneven_shards_and_shards_of_windows(kind: str, data: st.DataObject) -> None:
+    num, window = data.draw(st.integers(2, 4)), data.draw(st.integers(1, 12))
+    parts = {
+        name: numbers(1000 * k, data.draw(st.integers(num, 60)))
+        .shuffle()
+        .shard(data.draw(st.integers(0, num - 1)), num)
+        for k, name in enumerate("ab")
+    }
+    made = WINDOWED[kind](mix({k: part.map(a_document) for k, part in parts.items()}), window)
+    for epoch in range(3):
+        # What an epoch of the mixture has, by itself.
+        (chunk,) = epoch_of(mix(parts), 200, epoch)
+        alone = WINDOWED[kind](arrays(chunk[0]).map(a_document), window)
+        assert rows_of(made, epoch) == rows_of(alone, epoch)
+        num_shards = data.draw(st.integers(1, -(-len(chunk[0]) // window)))
+        shards = [rows_of(alone.shard(i, num_shards), epoch) for i in range(num_shards)]
+        assert sorted(chain(*shards)) == sorted(rows_of(alone, epoch))
+        sizes = [len({token for row in rows for token in row} - {0}) for rows in shards]
+        assert max(sizes) - min(sizes) <= 2 * window
+    with pytest.raises(ConfigError, match="num_shards is 999, more than the"):
+        alone.shard(0, 999)
 
 
 def naive_documents(docs: list[Any], size: int, long: str, bos: Any, eos: Any) -> list[Any]:

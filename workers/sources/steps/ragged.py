@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from feeder.workers.sources.steps.rows import (
     name_in,
     plain,
     samples_of,
+    size_in,
     size_of,
     split,
 )
@@ -281,15 +283,72 @@ def _array_or_octets(value: Any) -> NDArray[Any]:
     return np.frombuffer(value.encode() if isinstance(value, str) else value, np.uint8)
 
 
-class Budgeted(Step):
+GROUP = 8
+"""So many windows are cut side by side, so that several threads have one each."""
+
+
+class Windowed(Step):
+    """Windows of records, each cut into pieces.
+
+    Record r of this step is piece `r // windows` of window `r % windows` in a group of windows: a
+    window has a place for as many pieces as it has records, and the places that are left over have
+    no row. So which piece a call gives follows from its index, and nothing is read but its window.
+    Windows are dealt out to shards in turn: stretches would differ by a group, and in proportions.
+    """
+
+    def __init__(self, of: Records, window: int, group: int = GROUP) -> None:
+        super().__init__(of)
+        self._window, self._group, self._shards = window, group, 1
+        # A piece may have no row, and has as many as it takes.
+        self.traits = replace(self.traits, is_last=True, one_per_call=True, may_skip=True)
+
+    def _num_windows(self) -> int:
+        return -(-size_of(self.parts[0]) // self._window)
+
+    def __len__(self) -> int:
+        windows = -(-self._num_windows() // self._shards)
+        return -(-windows // self._group) * self._group * self._window * self._shards
+
+    def _place(self, record: int) -> tuple[int, int]:
+        """The window and the piece that a record is; a window behind the last has no records."""
+        shard, inside = divmod(record, len(self) // self._shards)
+        group, inside = divmod(inside, self._group * self._window)
+        window = group * self._group + inside % self._group
+        return window * self._shards + shard, inside // self._group
+
+    def name(self, index: int) -> str:
+        """The window."""
+        return f"window {self._place(index)[0]}"
+
+    def dealt(self, num_shards: int) -> Self:
+        """The same with windows that are dealt out to shards in turn."""
+        if num_shards > (windows := self._num_windows()):
+            raise ConfigError(
+                f"num_shards is {num_shards}, more than the {windows} windows of the source: some "
+                "shards would be empty; a smaller window makes more of them"
+            )
+        step = copy.copy(self)
+        step._shards = num_shards
+        return step
+
+    def as_it_was(self) -> Step | None:
+        """The same as it was in an earlier format, in which shards were stretches."""
+        step = copy.copy(self)
+        step._shards = 1
+        older = super(Windowed, step).as_it_was()
+        return step if older is None and self._shards > 1 else older
+
+    def describe(self) -> dict[str, Any]:
+        """Whether windows are dealt out."""
+        return {**super().describe(), **({"windows": "dealt"} if self._shards > 1 else {})}
+
+
+class Budgeted(Windowed):
     """Batches of as many rows as a budget holds, when each row is as long as the longest.
 
     The records come in windows. Those of a window are sorted by length and cut into batches, so
-    that rows of a batch are about equally long; then its batches are shuffled. Record b of this
-    step is batch `b // windows` of window `b % windows` in a group of windows: a window has a place
-    for as many batches as it has records, and the places that are left over have no row. So which
-    batch a call gives follows from its index, and nothing is read but its window. Sorting in
-    windows is the bucketing of tensor2tensor and fairseq (`batch_by_size`).
+    that rows of a batch are about equally long; then its batches are shuffled. Sorting in windows
+    is the bucketing of tensor2tensor and fairseq (`batch_by_size`).
     """
 
     kind = "batch_by_tokens"
@@ -297,31 +356,22 @@ class Budgeted(Step):
     def __init__(
         self, of: Records, budget: int, window: int, length: Callable[[Any], int] | None, value: Any
     ) -> None:
-        super().__init__(of)
-        self._budget, self._window, self._value = budget, window, value
+        super().__init__(of, window)
+        self._budget, self._value = budget, value
         self._length_of = len if length is None else function("length", length)
-        self.traits = replace(self.traits, is_last=True, one_per_call=True, may_skip=True)
         self._windows = Kept(4 * GROUP)
 
     def of_parts(self, parts: Sequence[Records]) -> Step:
         """The same of other parts, without the windows that were cut of these."""
         (of,) = parts
-        return Budgeted(of, self._budget, self._window, self._length_of, self._value)
-
-    def __len__(self) -> int:
-        windows = -(-size_of(self.parts[0]) // self._window)
-        return -(-windows // GROUP) * GROUP * self._window
-
-    def name(self, index: int) -> str:
-        """The window."""
-        group, inside = divmod(index, GROUP * self._window)
-        return f"window {group * GROUP + inside % GROUP}"
+        step = Budgeted(of, self._budget, self._window, self._length_of, self._value)
+        step._shards = self._shards
+        return step
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """One batch."""
-        group, inside = divmod(int(indices[0]), GROUP * self._window)
-        number, window = inside // GROUP, group * GROUP + inside % GROUP
-        if window * self._window >= size_of(self.parts[0]):
+        window, number = self._place(int(indices[0]))
+        if window * self._window >= size_in(self.parts[0], call.epoch):
             return None
         batches: list[Columns] = self._windows.get(
             (call.seed, call.epoch, window), lambda: self._cut(window, call)
@@ -331,7 +381,7 @@ class Budgeted(Step):
     def _cut(self, window: int, call: Call) -> list[Columns]:
         """The batches of a window."""
         start = window * self._window
-        stop = min(start + self._window, size_of(self.parts[0]))
+        stop = min(start + self._window, size_in(self.parts[0], call.epoch))
         samples = samples_of(self.parts[0], np.arange(start, stop), call)
         there = [i for i, sample in enumerate(samples) if sample is not LEFT_OUT]
         lengths = {i: self._length(samples[i], start + i, call) for i in there}
@@ -373,10 +423,6 @@ class Budgeted(Step):
     def describe(self) -> dict[str, Any]:
         """The budget and the window."""
         return {**super().describe(), "budget": self._budget, "window": self._window}
-
-
-GROUP = 8
-"""So many windows are cut side by side, so that several threads have one each."""
 
 
 def check_length(length: Any) -> Length:

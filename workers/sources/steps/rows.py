@@ -218,6 +218,14 @@ def size_of(records: Records) -> int:
     return len(records) if size is None else int(size)
 
 
+def size_in(records: Records, epoch: int) -> int:
+    """The number of records of an epoch: those of mixtures of shards may differ in size."""
+    if not hasattr(records, "rows") or traits_of(records).walks:
+        return size_of(records)
+    num: int = records.rows(epoch, 1)
+    return num
+
+
 def as_it_was(records: Records) -> Records | None:
     """Records as they were in an earlier format; None where there was none."""
     older: Callable[[], Records | None] | None = getattr(records, "as_it_was", None)

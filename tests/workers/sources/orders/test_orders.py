@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -212,3 +212,14 @@ def test_the_memory_of_a_windowed_shuffle_is_bounded(monkeypatch: pytest.MonkeyP
     order = WindowedOrder(Sharding(num_records=500), 20, 3)
     whole_epoch(order, 0)
     assert list(order._checkpoints) == [456, 480]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_windows_are_the_same_one_by_one_and_all_together(data: st.DataObject) -> None:
+    num, window = data.draw(st.integers(1, 2000)), data.draw(st.integers(1, 700))
+    order = orders.BlockOrder(Sharding(num_records=num), 3, window)
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, num)] * 2)))
+    epoch = data.draw(st.integers(0, 2))
+    assert (order.indices(epoch, start, stop) == order.at(epoch, np.arange(start, stop))).all()
+    assert sorted(order.indices(epoch, 0, num).tolist()) == [*range(num)]
