@@ -43,41 +43,6 @@ def test_what_lies_beyond_the_first_end_of_a_pure_function_is_discarded(
     assert sorted(ids) == [row_id for chunk in chunks for row_id in chunk["id"].tolist()]
 
 
-@pytest.mark.parametrize("last_batch", ("keep", "pad"))
-def test_a_call_beyond_the_end_writes_into_no_batch(last_batch: str) -> None:
-    """Such a call may go on for as long as it likes: the epoch's last rows come meanwhile, and
-    stay."""
-    beyond, out = [Event() for _ in range(3)], Event()
-    written: list[np.ndarray] = []
-
-    def fetch(call: Call) -> Any:
-        if call.index < 13:
-            ids = call.empty((2,), np.int64)
-            ids[:] = 1 + call.index
-            return [ids]
-        if call.index == 13:
-            assert beyond[call.epoch].wait(10)
-            raise StopIteration
-        written.append(call.empty((2,), np.int64))
-        beyond[call.epoch].set()
-        assert out.wait(10)
-        for array in written:
-            array[:] = 99
-        raise StopIteration
-
-    settings: dict[str, Any] = {
-        "input_blob_names": ["id"], "rows_per_call": 2, "num_threads": 2,
-        "last_batch": last_batch, "epochs": 1,
-    }  # fmt: skip
-    with running(fetch, **settings) as (_, feed):
-        batches = [next(feed) for _ in range(4)]
-        out.set()
-        assert next(feed, None) is None
-    ids = [row for batch in batches for row in batch["id"].tolist()]
-    padding = [13] * (6 if last_batch == "pad" else 0)
-    assert ids == [1 + i // 2 for i in range(26)] + padding
-
-
 def test_random_numbers_are_keyed_by_seed_epoch_and_index_alone() -> None:
     draws: dict[tuple[int, int, int], int] = {}
 

@@ -156,7 +156,7 @@ class Queue:
                         if ticket.since is None:
                             ticket.since = now
                     self._calling[ident] = tickets
-                    self._is_quick = most >= _QUICK_CALLS and not self._waits
+                    self._is_quick = most >= _QUICK_CALLS and not (self._waits or self.cuts_short)
                     self._wake_fetcher()
                     return tickets
                 until = self._tickets.due
@@ -172,7 +172,8 @@ class Queue:
 
     def _draw(self, most: int) -> list[Ticket]:
         if self._has_room:
-            return self._tickets.draw(most)
+            # Calls behind one that takes long are nobody's: they may be what it waits for.
+            return self._tickets.draw(1 if self.cuts_short and not self._waits else most)
         if not self._may_go_above:
             return []
         if self._wanted is None:

@@ -60,14 +60,14 @@ def test_workers_that_wait_for_each_other_are_all_called() -> None:
 
     def fetch(worker_id: int, batch_size: int) -> Any:
         calls[worker_id] += 1
-        if calls[worker_id] in (1, 50, 51, 90):
+        if calls[worker_id] in (1, 50, 51, 90, 150):
             all_are_here.wait(WAIT_S)
-        if calls[worker_id] > 100:
+        if calls[worker_id] > 200:
             raise StopIteration
         return chunk(worker_id, calls[worker_id], batch_size)
 
     with make(fetch, num_worker_threads=4, max_buffered_batches=64) as coordinator:
-        assert sum(1 for _ in coordinator["train"]) == 400
+        assert sum(1 for _ in coordinator["train"]) == 800
 
 
 @pytest.mark.parametrize("late", [0, 1], ids=["worker 0 late", "worker 1 late"])

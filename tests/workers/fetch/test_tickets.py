@@ -199,6 +199,15 @@ def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:
     assert (queue._bound.rows, queue._bound.bytes) == (4, 32)
 
 
+def test_who_draws_while_somebody_waits_draws_one_call() -> None:
+    """And what was drawn before and not begun is anybody's."""
+    queue = make_queue()
+    drawn, queue._is_awaited = queue.draw(4), True
+    assert not queue._look() and not drawn
+    assert [(one.first, one.stop) for one in draw(queue, 4)] == [(0, 1)]
+    assert [(one.first, one.stop) for one in draw(queue, 4)] == [(1, 2)]
+
+
 def test_only_calls_of_batches_that_have_a_slot_are_made() -> None:
     queue = make_queue()
     queue.allow((0, 3))
