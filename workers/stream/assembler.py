@@ -103,6 +103,8 @@ class Assembler:
         self._freed = 0
         self._freed_later = 0
         self._kept = self._dropped = self._dropped_bytes = 0
+        # Whether rows were copied into the next batch: they lie nowhere already.
+        self._has_copied = False
 
     @property
     def columns(self) -> Columns | None:
@@ -283,6 +285,7 @@ class Assembler:
             self.schema.names, arrays, place, epoch, self.index, self.step, rows, slot=slot
         )
         batch.turn = self.turn
+        batch.is_copied, self._has_copied = self._has_copied, False
         self.turn += 1
         self.index = index = self.index + 1
         self.step = place.step = self.step + 1
@@ -398,6 +401,7 @@ class Assembler:
         if self._places is not None and is_whole and self._write(slot, merged, i, j, filled):
             _let_go(merged, i, j)
             return True
+        self._has_copied = True
         for axis, arrays, target, flat in zip(
             self.schema.axes, merged.columns, slot.arrays, slot.flats, strict=True
         ):
@@ -461,6 +465,7 @@ class Assembler:
             return None
         self._slot = None
         if self._places is None or not self._write(slot, merged, i, i + 1, 0):
+            self._has_copied = True
             for number, arrays in enumerate(merged.columns):
                 keep_or_copy(slot, number, arrays[i])
         # The chunk's own references go, so that its memory does not wait for the rest of the

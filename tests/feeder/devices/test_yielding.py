@@ -13,8 +13,9 @@ from feeder.devices.host import HostQueue
 from feeder.waking import OneShotEvent
 from small import WAIT_S, Aside
 
-MUCH: Any = SimpleNamespace(held_bytes=1 << 20)
-LITTLE: Any = SimpleNamespace(held_bytes=1 << 10)
+MUCH: Any = SimpleNamespace(held_bytes=1 << 20, is_copied=True)
+PASSED: Any = SimpleNamespace(held_bytes=1 << 20, is_copied=False)
+LITTLE: Any = SimpleNamespace(held_bytes=1 << 10, is_copied=True)
 
 
 @pytest.fixture
@@ -50,13 +51,14 @@ def test_a_user_who_waited_takes_what_was_put_before_more_is_made(
         queue.given = None
 
 
+@pytest.mark.parametrize("batch", [LITTLE, PASSED], ids=["little", "passed on"])
 def test_nobody_waits_where_caches_hold_what_goes_round(
-    queue: HostQueue, monkeypatch: pytest.MonkeyPatch
+    batch: Any, queue: HostQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = take_beside(queue, monkeypatch)
     monkeypatch.setattr(queue, "_drained", None)
-    queue.put([LITTLE])
-    assert [*user.result()] == [LITTLE]
+    queue.put([batch])
+    assert [*user.result()] == [batch]
 
 
 def test_nobody_waits_for_a_user_who_did_not(queue: HostQueue) -> None:
