@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from feeder.workers.errors import ClosedError, FeedError, FetchTimeout, in_words
 from feeder.workers.fetch.bound import Bound, Held
-from feeder.workers.fetch.threads import Wakes, stack
+from feeder.workers.fetch.threads import Wakes, stack, under_lock
 from feeder.workers.fetch.tickets import IndexTickets, Ticket, Tickets
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import Stopwatch, StreamStats
@@ -91,7 +91,7 @@ class Queue:
         self._tickets, self._bound, self._stats, self._names = tickets, bound, stats, names
         self._users, self._num_threads, self._epochs = users, num_threads, epochs
         self._timeout_s, self._stack_of = timeout_s, stack_of
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # What came and was not collected; and how many calls the merge has that it cannot use yet.
         self._came: list[Came] = []
         self._num_came = self._came_bytes = self._num_held = 0
@@ -457,12 +457,12 @@ class Queue:
             self._bound.waiting[device] += batches
             self._stats.queued[device] += batches
 
+    @under_lock
     def hand_out(self, device: int, held: Held) -> None:
         """Batches of a device have been handed out: they are buffered no longer. Harmless when
         said again, as if an interrupt came before all had been woken."""
-        with self._lock:
-            self._bound.hand_out(device, held)
-            self._make_use_of_room()
+        self._bound.hand_out(device, held)
+        self._make_use_of_room()
 
     def _make_use_of_room(self) -> None:
         self._wake_fetcher()
@@ -486,15 +486,15 @@ class Queue:
             self._room.wait()
         room.stop(time.monotonic())
 
+    @under_lock
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is made any more."""
-        with self._lock:
-            self.closed = self.cuts_short = True
-            # Nobody collects any more, and rows that are kept would outlive the feed.
-            self._came.clear()
-            self._wake_all_fetchers()
-            for condition in (self._arrived, self._room, self._closing):
-                condition.notify_all()
+        self.closed = self.cuts_short = True
+        # Nobody collects any more, and rows that are kept would outlive the feed.
+        self._came.clear()
+        self._wake_all_fetchers()
+        for condition in (self._arrived, self._room, self._closing):
+            condition.notify_all()
 
     def _wake_fetcher(self) -> None:
         """Wake a fetcher that waits, if there is a call for it, or will be before one goes on by
