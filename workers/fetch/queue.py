@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -96,8 +97,9 @@ class Queue:
         self._came: list[Came] = []
         self._num_came = self._came_bytes = self._num_held = 0
         self._is_marked, self._axis = names.spec.seekable, names.spec.axes[0]
-        # The threads that have tickets, and whether the calls on these are quick.
-        self._calling: set[int] = set()
+        # The tickets of each thread that has some and has not begun them, and whether the calls on
+        # them are quick.
+        self._calling: dict[int, deque[Ticket]] = {}
         self._is_quick = False
         # Fetchers wait here for a call that may be made; the first goes on by itself at some time,
         # to make one that was put off. One at a time is woken, and wakes the next if it finds one.
@@ -123,13 +125,15 @@ class Queue:
 
     # ---- the fetchers' side
 
-    def draw(self, most: int) -> list[Ticket]:
-        """Wait for calls that may be made, at most so many; nothing when no call is left."""
+    def draw(self, most: int) -> deque[Ticket]:
+        """Wait for calls that may be made, at most so many; nothing when no call is left. Whoever
+        has drawn tickets takes them from the left one by one: those that it has not begun may be
+        taken from it."""
         ident, waits, until = threading.get_ident(), False, math.inf
         while True:
             with self._lock:
                 now = time.monotonic()
-                self._calling.discard(ident)
+                self._calling.pop(ident, None)
                 if waits:
                     self._num_idle -= 1
                     self._is_coming = False
@@ -139,16 +143,17 @@ class Queue:
                     self._stats.idle.change(-1, now)
                 if self.closed or self._is_over:
                     self._wake_all_fetchers()
-                    return []
+                    return deque()
                 self._tickets.end_pauses(now)
-                if tickets := self._draw(most):
-                    most_rows, most_bytes = self._bound.shares(self._num_threads)
+                if tickets := deque(self._draw(most)):
+                    num_shares = self._num_threads * len(tickets)
+                    most_rows, most_bytes = self._bound.shares(num_shares)
                     for ticket in tickets:
                         ticket.ident, ticket.called_at = ident, now
                         ticket.most_rows, ticket.most_bytes = most_rows, most_bytes
                         if ticket.since is None:
                             ticket.since = now
-                    self._calling.add(ident)
+                    self._calling[ident] = tickets
                     self._is_quick = most >= _QUICK_CALLS and not self._waits
                     self._wake_fetcher()
                     return tickets
@@ -165,7 +170,7 @@ class Queue:
 
     def _draw(self, most: int) -> list[Ticket]:
         if self._has_room:
-            return self._tickets.draw(most)
+            return self._tickets.draw(min(most, self._bound.calls_left(len(self._calling))))
         if not self._may_go_above:
             return []
         if self._wanted is None:
@@ -203,6 +208,9 @@ class Queue:
             counted_rows, counted_bytes = ticket.counted
             ticket.counted = 0, 0
             self._take(ticket, ending, rows - counted_rows, num_bytes - counted_bytes)
+            # What came may be larger than all before.
+            if (behind := self._calling.get(ticket.ident or 0)) and not self._bound.has_room():
+                self._give_back_all(behind)
             if ending is not None:
                 self._tickets.close(ticket, ended=isinstance(ending, End))
             else:
@@ -337,6 +345,8 @@ class Queue:
         # Rows that exist are not held back by the call after them, nor calls by one that does not
         # return.
         self._tickets.cut_short()
+        for tickets in self._calling.values():
+            self._give_back_all(tickets)
         for ticket in list(self._tickets.running):
             count = len(ticket.chunks)
             rows = sum(map(self._count_rows, ticket.chunks[:count]))
@@ -351,6 +361,18 @@ class Queue:
                     ticket.since, self._hungry_since = time.monotonic(), None
         self._wake_fetcher()
         return self._is_there
+
+    def _give_back_all(self, tickets: deque[Ticket]) -> None:
+        """Give back the tickets that a thread has not begun."""
+        while True:
+            try:
+                ticket = tickets.pop()
+            except IndexError:
+                return  # Its thread may be faster.
+            # It was not called: nobody has waited for it.
+            if ticket.since == ticket.called_at:
+                ticket.since = None
+            self._tickets.put_back(ticket)
 
     def _count_rows(self, chunk: Any) -> int:
         """The rows of a chunk; 1 of what is none, as the merge will say."""
@@ -492,6 +514,8 @@ class Queue:
         self.closed = self.cuts_short = True
         # Nobody collects any more, and rows that are kept would outlive the feed.
         self._came.clear()
+        for tickets in self._calling.values():
+            self._give_back_all(tickets)
         self._wake_all_fetchers()
         for condition in (self._arrived, self._room, self._closing):
             condition.notify_all()

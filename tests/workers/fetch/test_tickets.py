@@ -139,18 +139,28 @@ def test_what_is_beyond_a_call_that_failed_is_not_drawn() -> None:
 # ---- the queue
 
 
-def make_queue(num_threads: int = 2, max_rows: int = 100) -> Queue:
+def make_queue(num_threads: int = 2, max_rows: int = 100, num_workers: int = 0) -> Queue:
+    """The queue of a pure function, or of so many workers."""
+    num, pure = max(1, num_workers), not num_workers
     spec = StreamSpec(
-        fetch=print, pure=True, cursor=None, seek=None, names=("id",), axes=(0,), batch_size=5,
-        num_workers=1, first_worker_id=0, seed=0, epochs=1, last_batch="keep", last_round="uneven",
-        order="ticket", dont_rebatch=False, repeatable=True,
+        fetch=print, pure=pure, cursor=None, seek=None, names=("id",), axes=(0,), batch_size=5,
+        num_workers=num, first_worker_id=0, seed=0, epochs=1, last_batch="keep",
+        last_round="uneven", order="ticket", dont_rebatch=False, repeatable=True,
     )  # fmt: skip
-    partitions = Partitions(num_partitions=1, pure=True, arrival=False)
+    partitions = Partitions(num_partitions=num, pure=pure, arrival=False)
+    tickets = WorkerTickets(start(num), num_threads, arrival=False)
     return Queue(
-        IndexTickets(start(1), num_threads), Bound(max_rows, 2**30, 1, 0, 1),
-        StreamStats(num_threads, 1), CallNames(spec, partitions), (),
+        IndexTickets(start(1), num_threads) if pure else tickets,
+        Bound(max_rows, 2**30, 1, 0, num), StreamStats(num + num_threads, 1),
+        CallNames(spec, partitions), (),
         num_threads=num_threads, timeout_s=WAIT_S, epochs=1,
     )  # fmt: skip
+
+
+def draw(queue: Queue, most: int) -> list[Ticket]:
+    """Draw tickets, and begin them all."""
+    drawn = queue.draw(most)
+    return [drawn.popleft() for _ in range(len(drawn))]
 
 
 def give(queue: Queue, ticket: Ticket, rows: int = 1) -> None:
@@ -164,10 +174,10 @@ def test_a_fetcher_is_woken_for_each_that_finds_a_call() -> None:
     queue, drawn, is_full = make_queue(4, max_rows=1), list[Ticket](), threading.Semaphore(0)
 
     def fetch() -> None:
-        drawn.extend(queue.draw(1))
+        drawn.extend(draw(queue, 1))
         is_full.release()
 
-    (first,) = queue.draw(1)
+    (first,) = draw(queue, 1)
     queue.queue(0, 1)
     give(queue, first, rows=1)
     threads = [threading.Thread(target=fetch) for _ in range(3)]
@@ -182,43 +192,68 @@ def test_a_fetcher_is_woken_for_each_that_finds_a_call() -> None:
 
 def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:
     queue = make_queue()
-    (ticket,) = queue.draw(4)
+    (ticket,) = draw(queue, 4)
     ticket.chunks.append((np.zeros(2),))  # Its next call does not return.
     ((_, _, first, chunks, _, ending),) = queue.collect((0, 0), 0)
     assert (first, len(chunks), ending) == (0, 1, None)
     assert (queue._bound.rows, queue._bound.bytes) == (2, 16)  # Its user may have had them.
-    assert [(one.first, one.stop) for one in (ticket, *queue.draw(4))] == [(1, 2), (2, 4)]
+    assert [(one.first, one.stop) for one in (ticket, *draw(queue, 4))] == [(1, 2), (2, 4)]
     ticket.chunks.append((np.zeros(2),))
     queue.give_back(ticket, 4, 32)
     assert (queue._bound.rows, queue._bound.bytes) == (4, 32)
 
 
+def test_what_is_behind_a_call_that_does_not_return_goes_to_other_threads() -> None:
+    queue = make_queue(num_workers=4)
+    drawn = queue.draw(8)
+    slow = drawn.popleft()
+    since = slow.since
+    assert [one.partition for one in (slow, *drawn)] == [0, 1]
+    queue._look()
+    assert not drawn
+    assert [(one.partition, one.first) for one in draw(queue, 8)] == [(1, 0), (2, 0)]
+    assert [(one.partition, one.first) for one in draw(queue, 8)] == [(3, 0)]
+    assert (slow.since, slow.stop) == (since, 1)
+
+
+def test_so_many_workers_are_called_at_once_as_there_is_room_for() -> None:
+    queue = make_queue(num_workers=8, max_rows=5)
+    give(queue, *draw(queue, 1), rows=2)
+    assert len(draw(queue, 8)) == 1
+    # What comes is larger than what came before: the tickets behind it go back.
+    queue = make_queue(num_workers=8)
+    drawn = queue.draw(8)
+    assert len(drawn) == 4
+    give(queue, drawn.popleft(), rows=100)
+    assert not drawn
+
+
 def test_only_calls_of_batches_that_have_a_slot_are_made() -> None:
     queue = make_queue()
     queue.allow((0, 3))
-    (ticket,) = queue.draw(9)
+    (ticket,) = draw(queue, 9)
     assert ticket.stop == 3
     give(queue, ticket)
     queue.allow(None)
-    assert queue.draw(1)[0].first == 3
+    assert draw(queue, 1)[0].first == 3
 
 
 def test_above_the_bound_the_call_that_is_waited_for_is_made_alone() -> None:
     queue = make_queue(max_rows=1)
-    early, late = queue.draw(1)[0], queue.draw(1)[0]
+    early, late = draw(queue, 1)[0], draw(queue, 1)[0]
     give(queue, late, rows=5)
     queue.collect((0, 0), 0)
     queue._wanted, queue._is_awaited = (0, 0), True
     assert not queue._tickets.draw_call(0, 0)  # It is being made.
     queue.give_back(early, put_off_s=1e-9)
-    assert queue.draw(8) == [early]
+    assert draw(queue, 8) == [early]
     queue.give_back(early, ending=End(None))
-    assert queue.draw(1) == []
+    assert draw(queue, 1) == []
 
 
 def test_no_call_is_made_ahead_of_a_busy_enqueuer_once_much_came() -> None:
     queue = make_queue(max_rows=2**30)
-    (ticket,) = queue.draw(1)
+    (ticket,) = draw(queue, 1)
     ticket.chunks.append((np.zeros(2**20),))
     queue.give_back(ticket, 2**20, 2**23)
     assert not queue._has_room
@@ -229,7 +264,7 @@ def test_no_call_is_made_ahead_of_a_busy_enqueuer_once_much_came() -> None:
 def test_one_thread_makes_quick_calls() -> None:
     queue, woken = make_queue(), list[int]()
     queue._num_idle, queue._wakes.wake = 1, lambda: woken.append(1)  # type: ignore[method-assign]
-    queue.draw(8)
+    draw(queue, 8)
     assert not woken
     queue._look()
     assert woken
