@@ -74,7 +74,7 @@ class Fetcher:
     def run(self, thread: int) -> None:
         """Thread body: draw tickets and make their calls, until no call is left."""
         most = 1
-        while tickets := self._queue.draw(most):
+        while (tickets := self._queue.draw(most)) is not None:
             began, num = time.monotonic(), 0
             while tickets:
                 try:

@@ -125,10 +125,10 @@ class Queue:
 
     # ---- the fetchers' side
 
-    def draw(self, most: int) -> deque[Ticket]:
-        """Wait for calls that may be made, at most so many; nothing when no call is left. Whoever
-        has drawn tickets takes them from the left one by one: those that it has not begun may be
-        taken from it."""
+    def draw(self, most: int) -> deque[Ticket] | None:
+        """Wait for calls that may be made, at most so many; None when no call is left. Whoever has
+        drawn tickets takes them from the left one by one: those that it has not begun may be taken
+        from it at any moment, all of them."""
         ident, waits, until = threading.get_ident(), False, math.inf
         while True:
             with self._lock:
@@ -143,7 +143,7 @@ class Queue:
                     self._stats.idle.change(-1, now)
                 if self.closed or self._is_over:
                     self._wake_all_fetchers()
-                    return deque()
+                    return None
                 self._tickets.end_pauses(now)
                 if tickets := deque(self._draw(most)):
                     num_shares = self._num_threads * len(tickets)

@@ -160,7 +160,7 @@ def make_queue(num_threads: int = 2, max_rows: int = 100, num_workers: int = 0) 
 def draw(queue: Queue, most: int) -> list[Ticket]:
     """Draw tickets, and begin them all."""
     drawn = queue.draw(most)
-    return [drawn.popleft() for _ in range(len(drawn))]
+    return [] if drawn is None else [drawn.popleft() for _ in range(len(drawn))]
 
 
 def give(queue: Queue, ticket: Ticket, rows: int = 1) -> None:
@@ -206,6 +206,7 @@ def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:
 def test_what_is_behind_a_call_that_does_not_return_goes_to_other_threads() -> None:
     queue = make_queue(num_workers=4)
     drawn = queue.draw(8)
+    assert drawn is not None
     slow = drawn.popleft()
     since = slow.since
     assert [one.partition for one in (slow, *drawn)] == [0, 1]
@@ -223,7 +224,7 @@ def test_so_many_workers_are_called_at_once_as_there_is_room_for() -> None:
     # What comes is larger than what came before: the tickets behind it go back.
     queue = make_queue(num_workers=8)
     drawn = queue.draw(8)
-    assert len(drawn) == 4
+    assert drawn is not None and len(drawn) == 4
     give(queue, drawn.popleft(), rows=100)
     assert not drawn
 
