@@ -188,7 +188,16 @@ class IndexTickets(Tickets):
 
     @property
     def is_ready(self) -> bool:
-        return bool(self._back) or self._run(1)[1] > 0
+        return self._may_draw_back or self._run(1)[1] > 0
+
+    @property
+    def _may_draw_back(self) -> bool:
+        """Whether the first ticket that came back may be drawn: what lies behind one that is put
+        off waits with it, also if a look has made two tickets of one."""
+        if not self._back:
+            return False
+        is_free = len(self.running) + len(self._put_off) < self._num_threads
+        return is_free or self._back[0][0] < min((one[2] for one in self._put_off), default=0)
 
     def _run(self, most: int) -> tuple[int, int]:
         """The next call that was not drawn, and how many from there on may be."""
@@ -205,7 +214,7 @@ class IndexTickets(Tickets):
         return first, num
 
     def draw(self, most: int) -> list[Ticket]:
-        if self._back:
+        if self._may_draw_back:
             ticket = heappop(self._back)[1]
         else:
             first, num = self._run(most)

@@ -104,9 +104,14 @@ def test_each_workers_calls_are_made_in_order_and_no_epoch_early(seed: int) -> N
         assert numbers == list(range(sum(ends[worker])))
 
 
-def test_a_call_that_has_nothing_yet_keeps_its_thread_from_the_next_ones() -> None:
+@pytest.mark.parametrize("is_looked_at", [False, True])
+def test_a_call_that_has_nothing_yet_keeps_its_thread_from_the_next_ones(
+    is_looked_at: bool,
+) -> None:
     tickets = IndexTickets(start(1), 1)
     (ticket,) = tickets.draw(4)
+    if is_looked_at:
+        tickets.cut_short()
     tickets.put_back(ticket, 1.0)
     assert (tickets.draw(4), tickets.is_ready, tickets.due) == ([], False, 1.0)
     tickets.end_pauses(1.0)
