@@ -222,10 +222,11 @@ class Queue:
                 self._wake_all_fetchers()
 
     def _take(
-        self, ticket: Ticket, ending: End | FeedError | None, rows: int, num_bytes: int
-    ) -> int:
-        """Take what a ticket's calls have given; returns how many did."""
-        first, chunks, marks = ticket.take(marked=self._is_marked)
+        self, ticket: Ticket, ending: End | FeedError | None, rows: int, num_bytes: int,
+        count: int | None = None,
+    ) -> int:  # fmt: skip
+        """Take what a ticket's calls have given, or so many of it; returns how many did."""
+        first, chunks, marks = ticket.take(marked=self._is_marked, count=count)
         if self.closed:
             # Nobody collects any more, and rows that are kept would outlive the feed.
             return 0
@@ -348,14 +349,15 @@ class Queue:
         for tickets in self._calling.values():
             self._give_back_all(tickets)
         for ticket in list(self._tickets.running):
-            count = len(ticket.chunks)
+            # What comes from here on is not taken: it was not counted.
+            count = ticket.count(marked=self._is_marked)
             rows = sum(map(self._count_rows, ticket.chunks[:count]))
             row_bytes = self._bound.row_bytes
             num_bytes = (
                 sum(map(count_bytes, ticket.chunks[:count]))
                 if row_bytes is None else rows * row_bytes
             )  # fmt: skip
-            if count and self._take(ticket, None, rows, num_bytes):
+            if count and self._take(ticket, None, rows, num_bytes, count):
                 ticket.counted = ticket.counted[0] + rows, ticket.counted[1] + num_bytes
                 if rows:
                     ticket.since, self._hungry_since = time.monotonic(), None

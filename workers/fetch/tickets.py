@@ -74,15 +74,23 @@ class Ticket:
         self.failure: BaseException | None = None
         """What it raised last."""
 
-    def take(self, *, marked: bool) -> tuple[int, list[Any], list[bytes] | None]:
-        """The number of the first call whose chunk was not taken, and the chunks from there on.
+    def count(self, *, marked: bool) -> int:
+        """How many chunks have come and were not taken; of a feed with cursors, with a cursor."""
+        # Of a chunk whose cursor is missing still, a position could not be told.
+        return min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
+
+    def take(
+        self, *, marked: bool, count: int | None = None
+    ) -> tuple[int, list[Any], list[bytes] | None]:
+        """The number of the first call whose chunk was not taken, and the chunks from there on, so
+        many of those that are there; None for all.
 
         Safe beside the thread that is appending: it appends the chunk, then the cursor, and to take
         a head off a list is one operation.
         """
-        # The length first: what is appended from here on stays. Of a chunk whose cursor is missing
-        # still, a position could not be told.
-        count = min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
+        # The length first: what is appended from here on stays.
+        if count is None:
+            count = self.count(marked=marked)
         first, chunks, marks = self.first, self.chunks[:count], self.marks[:count]
         del self.chunks[:count], self.marks[:count]
         self.first += count

@@ -208,6 +208,23 @@ def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:
     assert (queue._bound.rows, queue._bound.bytes) == (4, 32)
 
 
+def test_what_comes_while_a_look_counts_is_not_taken_uncounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = make_queue()
+    (ticket,) = draw(queue, 4)
+    ticket.chunks.append((np.zeros(2),))
+
+    def count_rows(chunk: tuple[np.ndarray, ...]) -> int:
+        ticket.chunks.append((np.zeros(3),))  # The fetcher's thread is not held up.
+        return len(chunk[0])
+
+    monkeypatch.setattr(queue, "_count_rows", count_rows)
+    queue._look()
+    ((_, _, _, chunks, _, _),) = queue._came
+    assert queue._bound.rows == sum(len(rows) for (rows,) in chunks) == 2
+
+
 def test_what_is_behind_a_call_that_does_not_return_goes_to_other_threads() -> None:
     queue = make_queue(num_workers=4)
     drawn = queue.draw(8)
