@@ -20,14 +20,7 @@ from feeder.workers.stream.rounds import ends_round
 
 _GROUP_BYTES = 16 * 1024 * 1024
 _GROUP_BATCHES = 64
-"""Batches are handed over in groups of so many bytes or batches."""
-# With groups of 4 MiB threads wake each other more than they work: 1 MB batches came at
-# 16,500/s, and come at 20,000/s; 32 MiB gave no more (2026-11-22).
-
-_YIELD_BYTES = 8 * 1024 * 1024
-"""Where more than this goes round, the enqueuer waits until the user has taken a group."""
-# More leaves the caches on the way, and a copy into buffers that no cache holds takes up to
-# three times as long (2026-11-21).
+"""A group of batches ends at so many bytes or batches."""
 
 
 class DeviceQueue(Protocol):
@@ -40,9 +33,6 @@ class DeviceQueue(Protocol):
     def put(self, batches: list[Batch]) -> None:
         """Add batches, waiting for room; raises `ClosedError` where the queue is closed."""
 
-    def yield_to_user(self) -> None:
-        """Where the user was waiting for what was put last, wait a moment until it is taken."""
-
     def finish(self, ending: LazyPosition | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""
 
@@ -50,10 +40,9 @@ class DeviceQueue(Protocol):
 class RoundRobinRouter:
     """Hands batches out to device queues: the batch of turn t goes to queue t mod N.
 
-    Small batches are handed over in groups, since each hand-over wakes another thread, which costs
-    more than a small batch. A group ends at 64 batches, at 16 MiB, at half the bound, and before
-    the thread waits for anything. Each device's first batch goes at once, since somebody may be
-    waiting for it; groups grow from there. Owned by the thread that makes batches.
+    Batches are handed over in groups, since each hand-over wakes another thread, which costs more
+    than a small batch. A group ends at 64 batches, at 16 MiB, at half the bound, and before the
+    thread waits for anything. Owned by the thread that makes batches.
     """
 
     def __init__(
@@ -86,9 +75,7 @@ class RoundRobinRouter:
         self._has_round = True
         self._group: list[Batch] = []
         self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
-        self._most_bytes = min(_GROUP_BYTES, run.max_bytes // 2)
-        self._max_rows = run.max_rows
-        self._bytes, self._goal_bytes, self._num_groups = 0, 1, 0
+        self._most_bytes, self._bytes = min(_GROUP_BYTES, run.max_bytes // 2), 0
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
         # The last batch so far, where it may have to be repeated (`last_round="pad"`) or may end a
         # round that is not complete.
@@ -107,8 +94,7 @@ class RoundRobinRouter:
             self._discard(batch)
             return
         # Bytes bound how long a group takes to make, and what leaves the caches meanwhile.
-        if not self._assembler.is_written:
-            self._bytes += batch.held_bytes
+        self._bytes += batch.held_bytes
         if self._policy == "drop":
             self._hold(batch)
         elif self._keeps_back:
@@ -116,7 +102,7 @@ class RoundRobinRouter:
         else:
             self._group.append(batch)
         # Bytes bound what waits here for its group; the count bounds how long a small batch waits.
-        if self._bytes >= self._goal_bytes or len(self._group) >= self._most_batches:
+        if self._bytes >= self._most_bytes or len(self._group) >= self._most_batches:
             self.flush()
 
     def _hold(self, batch: Batch) -> None:
@@ -147,11 +133,13 @@ class RoundRobinRouter:
     def flush(self) -> None:
         """Hand over the batches that were taken so far."""
         group, self._group, self._bytes = self._group, [], 0
-        num, row_bytes = len(self._queues), self._queue.row_bytes or 0
+        num = len(self._queues)
         # Counted in groups too: each count takes the queue's lock.
-        kept, dropped, dropped_bytes, copied = self._assembler.settle()
+        kept, dropped, dropped_bytes = self._assembler.settle()
         self._queue.count(-dropped, -dropped_bytes, kept)
-        self._count(group)
+        self._made.count(
+            len(group), sum([one.rows for one in group]), sum([one.held_bytes for one in group])
+        )
         # One lock for the whole group; with several devices the order of the stream comes first.
         if num == 1 and group:
             self._put(0, group)
@@ -160,9 +148,6 @@ class RoundRobinRouter:
             # next of another, which is full, cannot be put.
             for at in range(len(group)):
                 self._put(group[at].turn % num, [group[at]])
-        if group and copied and self._max_rows * row_bytes > _YIELD_BYTES:
-            # Else slots go round that no cache holds, and a copy takes up to three times as long.
-            self._queues[group[-1].turn % num].yield_to_user()
         # Else this frame would hold batches, and their slots, while it waits.
         del group
         if self._needs_room:
@@ -175,13 +160,6 @@ class RoundRobinRouter:
         when a reader has used just these batches."""
         self.flush()
         self._assembler.wait_for_slot()
-
-    def _count(self, group: list[Batch]) -> None:
-        num_bytes, goal = sum([batch.held_bytes for batch in group]), self._goal_bytes
-        self._made.count(len(group), sum([batch.rows for batch in group]), num_bytes)
-        self._num_groups += bool(group)
-        if group and self._num_groups >= len(self._queues):
-            self._goal_bytes = min(self._most_bytes, 2 * max(goal, num_bytes))
 
     def _put(self, device: int, batches: list[Batch]) -> None:
         # Before the put: the user may hand the batches out before this thread goes on, and the
@@ -350,6 +328,10 @@ class Enqueuer:
             if skipped or self._spec.epochs != 1:
                 raise FetchError(f"epoch {epoch} ended without a row; {_why_empty(skipped)}")
         self._empty_epoch = True
+        if self._places is not None:
+            # Calls beyond the end may still be writing behind the rows of its last batch.
+            self._router.flush()
+            self._queue.wait_for_calls(epoch)
         self._route(self._assembler.end_epoch(end.position))
         if self._assembler.ends_round(end.position.epoch):
             self._router.end_epoch(self._assembler.start_of(end.position))

@@ -131,8 +131,11 @@ class Pipeline:
         tickets: Tickets = (
             IndexTickets(start, run.num_threads)
             if spec.pure
-            else WorkerTickets(start, run.num_threads, arrival=partitions.arrival)
-        )
+            else WorkerTickets(
+                start, run.num_threads, arrival=partitions.arrival,
+                remote=self._execution is not None,
+            )
+        )  # fmt: skip
         self.queue = Queue(
             tickets,
             self.bound,
@@ -152,7 +155,8 @@ class Pipeline:
             if self._execution is None
             else self._execution.make_calls(start, resumed=self._resumed)
         )
-        self._fetcher = Fetcher(names, run, self.queue, calls, self.stats.fetch)
+        again = spec.fetch if self._execution is None else self._execution.call_again
+        self._fetcher = Fetcher(names, run, self.queue, calls, self.stats.fetch, again)
 
     def _make_merge(self, begin: StreamStart) -> Merge:
         return Merge(

@@ -8,7 +8,6 @@ counted with integers alone; time is taken only where somebody waits, or calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
 from typing import Any, NamedTuple
 
 from feeder.workers.spec import RunSpec, StreamSpec
@@ -230,48 +229,6 @@ def num_partitions(spec: StreamSpec, run: RunSpec) -> int:
     return run.num_threads if spec.pure else spec.num_workers
 
 
-class Handed:
-    """Batches handed to one device's user, who takes them in groups.
-
-    A group is counted when it is taken. Whoever asks subtracts what is left of it, so that handing
-    out a batch costs nothing.
-
-    Owner: the user's thread, by assignments that have no call between them: an interrupt in the
-    middle must not leave batches counted twice. Any thread may read.
-    """
-
-    def __init__(self) -> None:
-        self.left: Sized = ()
-        """The batches of the last group that are not handed out."""
-        self.taken = (0, 0, 0, 1, 0, 0)
-        """Batches, rows and bytes taken, and those of the last group."""
-        self._shown = (0, 0, 0)
-
-    def after(self, batches: int, rows: int, num_bytes: int) -> tuple[int, int, int, int, int, int]:
-        """What `taken` becomes where the user takes a group: to be assigned after `left`."""
-        taken = self.taken
-        return (
-            taken[0] + batches, taken[1] + rows, taken[2] + num_bytes, batches, rows, num_bytes
-        )  # fmt: skip
-
-    def drop(self) -> None:
-        """What is left will not be handed out."""
-        self.taken, self.left = (*self.counts(), 1, 0, 0), ()
-
-    def counts(self) -> tuple[int, int, int]:
-        """Batches, rows and bytes handed out. They never fall: a reader may find the rest of a new
-        group beside the counts without it."""
-        batches, rows, num_bytes, num, group_rows, group_bytes = self.taken
-        # The deque may be the next group's already: then it is longer than this group.
-        left = min(num, len(self.left)) if batches else 0
-        # Batches of a group are alike but for the last of an epoch: rows and bytes are shared out.
-        seen = (
-            batches - left, rows - group_rows * left // num, num_bytes - group_bytes * left // num
-        )  # fmt: skip
-        self._shown = max(self._shown, seen)
-        return self._shown
-
-
 class StreamStats:
     """Everything that is counted of one stream; it may outlive a pipeline and go on with the next.
 
@@ -294,8 +251,9 @@ class StreamStats:
         """Batches that were made."""
         self.queued = [0] * num_devices
         """Batches put on each device queue."""
-        self.handed = [Handed() for _ in range(num_devices)]
-        """Batches of each device that were handed to the user."""
+        self.handed = [(0, 0, 0)] * num_devices
+        """Batches, rows and bytes of each device that were handed to its user, whose thread assigns
+        them together."""
         self.source: Any = None
         """What the run of now calls: it may count records that it leaves out."""
 
@@ -315,7 +273,7 @@ class StreamStats:
         """Counts and seconds as one flat dictionary of numbers."""
         partitions = self.fetch.counts(now)
         fetch, made = self.fetch, self.made
-        handed = [device.counts() for device in self.handed]
+        handed = list(self.handed)
         return {
             "fetch_calls": sum([partition.calls for partition in partitions]),
             "fetch_rows": sum([partition.rows for partition in partitions]),

@@ -19,7 +19,6 @@ from feeder.workers.stream.position import LazyPosition
 logger = logging.getLogger("feeder")
 
 _SLOW_S = 10.0
-_YIELD_S = 0.001
 
 
 class HostQueue:
@@ -48,7 +47,7 @@ class HostQueue:
         self._lock = threading.RLock()
         # The user waits for these while there is no batch.
         self._events: list[OneShotEvent] = []
-        self._user_waits = self._user_waited = False
+        self._user_waits = False
         # The enqueuer waits here while there is no room.
         self._drained = threading.Condition(self._lock)
         self._enqueuer_waits = False
@@ -90,17 +89,7 @@ class HostQueue:
                     self.blocked.stop(time.monotonic())
                 self._batches.append(batch)
             self._raise_closed()
-            self._user_waited = self._user_waits
             self._wake_user()
-
-    def yield_to_user(self) -> None:
-        """Where the user was waiting for what was put last, wait a moment until it is taken."""
-        with self._lock:
-            # The user's thread was just woken, and needs the interpreter to take the batch. Else it
-            # gets it milliseconds later, while slots leave the caches.
-            if self._user_waited and self._batches and self._ending is None:
-                self._enqueuer_waits = True
-                self._drained.wait(_YIELD_S)
 
     def finish(self, ending: LazyPosition | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""

@@ -53,7 +53,7 @@ class RoutedSlots:
     """Slots of devices of several kinds (`feeder.workers.stream.buffers.Slots`): each call goes to
     the slots of its device. Owned by the thread that merges."""
 
-    passes, writable, reserved, opens, grows = False, False, False, True, False
+    passes, writable, reserved, opens = False, False, False, True
 
     def __init__(self, halves: Sequence[HostHalf | PinnedSlots]) -> None:
         self._halves = halves

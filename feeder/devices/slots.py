@@ -143,7 +143,7 @@ class HostSlots:
     """
 
     # An array that nobody else holds becomes the batch; only what is shared is copied.
-    passes, reserved, opens, grows = True, False, True, True
+    passes, reserved, opens = True, False, True
 
     def __init__(self, keep: int = _KEEP_SLOTS, *, writable: bool = False) -> None:
         self.writable = writable
@@ -202,7 +202,7 @@ class PrivateSlots:
     """Batches that are the user's to write: each has memory of its own. Without any state, so any
     thread may call it."""
 
-    passes, writable, reserved, opens, grows = True, True, False, True, True
+    passes, writable, reserved, opens = True, True, False, True
 
     def take_slot(self, device: int, columns: Columns, rows: int) -> PrivateSlot:
         """New memory for a batch of `rows` rows. Raises `ConfigError` where there is none."""

@@ -185,16 +185,28 @@ class ProcessExecution:
 
     # ---- round trips
 
-    def call_index(self, first: int, epoch: int, size: int, num: int, most_deaths: int) -> Any:
+    def call_index(
+        self, first: int, epoch: int, size: int, num: int, most_deaths: int, *, counts: bool = True
+    ) -> Any:
         """Make so many calls of a pure function at most; returns a `Made`. Raises `CallLost`, and
-        `Lost` if the process ended in these calls, or `most_deaths` did."""
+        `Lost` if the process ended in these calls, or `most_deaths` did. `counts`: what these
+        leave out was not left out before."""
         ticket = Calls(first, epoch, 0, size, num, _MOST_BYTES, None, [])
         made = self._ask(ticket, None, _as_it_is, most_deaths)
-        if made.skipped:
+        if made.skipped and counts:
             # Counted where the user looks: at the source that the processes have copies of.
             fetch: Any = self._given.fetch
             fetch.count_skipped(made.skipped, made.left_out)
         return made
+
+    def call_again(self, call: Call) -> Any:
+        """The chunk of a call of a pure function that was made before."""
+        return _only(
+            lambda most_deaths: self.call_index(
+                call.index, call.epoch, call.batch_size, 1, most_deaths, counts=False
+            ),
+            self.run,
+        )
 
     def call_worker(self, worker_id: int, size: int, num: int) -> Any:
         """Make so many calls of one worker at most, in its own process."""
@@ -390,6 +402,10 @@ class _Bundle:
         self._deaths = _Deaths(run)
         self.cursor: bytes | None = None
         """The worker's after the chunk that was taken last, or after the end."""
+
+    def __bool__(self) -> bool:
+        """Whether the next call has been made already."""
+        return bool(self._chunks or self._outcome)
 
     @classmethod
     def of(cls, ticket: Ticket, run: RunSpec) -> _Bundle:

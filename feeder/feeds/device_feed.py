@@ -47,7 +47,7 @@ class DeviceFeed(EpochReader):
         is_uneven = spec.rounds == "epoch" and spec.last_round == "uneven"
         self._may_end_rounds = is_uneven and device < self._num_devices - 1
         self._ready: deque[Batch] = deque()
-        self._handed = stream.counted.handed[device]
+        self._counts = stream.counted.handed
         self._held = Held(0, 0, 0, 0)
         # Batches behind the one at which a checkpoint is due: handed out once it has been taken.
         self._later: deque[Batch] = deque()
@@ -98,15 +98,18 @@ class DeviceFeed(EpochReader):
             epoch = self._enter(batch.epoch)
             epoch.newest = batch.index
             batch.of = epoch
-            handed, device = self._progress.handed, self._device
-            before = handed[device]
+            handed, counts, device = self._progress.handed, self._counts, self._device
+            before, counted = handed[device], counts[device]
             after = batch.turn // self._num_devices + 1, batch.place
+            num, rows, num_bytes = counted
+            one_more = num + 1, rows + batch.rows, num_bytes + batch.held_bytes
             if self._ends_rounds or (self._may_end_rounds and batch.place.ends(batch.epoch)):
                 self._progress.note(after[0], device + 1, batch.place)
             # One assignment says that the batch is handed out. An interrupt before it leaves the
             # batch in `_ready`, so it comes next; one after it finds the user's own code, unless a
             # checkpoint is due here (below).
             handed[device] = after
+            counts[device] = one_more
             if is_last and self._trigger_at:
                 try:
                     self._fire_trigger()
@@ -114,6 +117,7 @@ class DeviceFeed(EpochReader):
                     # The user does not get this batch: the next call hands it out again.
                     if self._receive is None:
                         handed[device] = before
+                        counts[device] = counted
                     raise
             if self._receive is None:
                 del ready[0]
@@ -174,12 +178,10 @@ class DeviceFeed(EpochReader):
         num_bytes = sum([batch.held_bytes for batch in got])
         kept_rows = sum([batch.kept_rows for batch in got])
         held = Held(len(got), rows, num_bytes, kept_rows)
-        taken = self._handed.after(len(got), rows, num_bytes)
         # Assignments alone, without a call between them: Python looks for signals at calls, so an
         # interrupt finds the batches either in the queue or in `_ready`, and never in neither.
         self._held, self._later, self._trigger_at = held, later, trigger_at
-        self._ready = self._handed.left = got
-        self._handed.taken = taken
+        self._ready = got
         self._queue.given = None
         if stream.stopped:
             # Another thread has stopped the stream meanwhile; its `drop` may have come before the
@@ -208,7 +210,6 @@ class DeviceFeed(EpochReader):
 
     def drop(self) -> None:
         """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
-        self._handed.drop()
         # Replaced and not cleared: the user's thread may be about to hand out the first of them.
         self._ready, self._later = deque(), deque()
 

@@ -281,7 +281,7 @@ class Stream:
     def _queue(self, device: int, first: int, now: float) -> QueueFigures:
         stats, queue = self.counted, self.queues[device]
         wait_s = queue.starved.seconds(now)
-        batches, rows, num_bytes = stats.handed[device].counts()
+        batches, rows, num_bytes = stats.handed[device]
         return QueueFigures(
             queue=first + device,
             device=self.config.devices[device],
@@ -307,9 +307,8 @@ class Stream:
     def _has_ended(self) -> bool:
         """Whether all batches have been handed out."""
         stats = self.counted
-        handed = [counts.counts()[0] for counts in stats.handed]
         return all(
-            isinstance(queue.ending, LazyPosition) and stats.queued[i] == handed[i]
+            isinstance(queue.ending, LazyPosition) and stats.queued[i] == stats.handed[i][0]
             for i, queue in enumerate(self.queues)
         )
 

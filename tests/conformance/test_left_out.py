@@ -86,9 +86,11 @@ def test_a_position_knows_what_was_left_out_before(
 
 
 @pytest.mark.process
-def test_processes_list_the_same() -> None:
+@pytest.mark.parametrize("max_calls", [None, 1], ids=["some", "each of another process"])
+def test_processes_list_the_same(max_calls: int | None) -> None:
+    """The first call of all is made again, perhaps by another process."""
     bad = frozenset({1, 2, 9, 17, 29})
-    source, coordinator = opened(bad, executor=feeder.Processes(2))
+    source, coordinator = opened(bad, executor=feeder.Processes(2, max_calls=max_calls))
     with coordinator:
         assert sum(batch.rows for batch in coordinator["train"]) == 2 * (SIZE - len(bad))
         (state,) = coordinator.snapshot().states

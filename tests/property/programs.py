@@ -658,7 +658,7 @@ def check_leg(stream: Stream, leg: Leg, stand: Stand, seed: int) -> Stand:
         position = take_position(stream, leg, coordinator, newest)
     # What a last round leaves out is behind a feed at its end, not behind a token or a consumer.
     is_told = stream.last_round != "drop" or not (
-        leg.transport or (newest and leg.carrier == "token")
+        leg.transport or carrier_of(stream, leg, newest) == "token"
     )
     if is_over and is_told:
         # Rows that are dropped there are not asked for again.
@@ -685,10 +685,14 @@ def take_position(stream: Stream, leg: Leg, source: Any, newest: list[feeder.Bat
     """Where a run has come to, of whose newest round these are the batches; it may have none."""
     if leg.transport:
         source = source.consumers[leg.whose % max(1, len(newest))]
-    # A token holds no rows.
-    is_bare = leg.carrier == "token" and not (newest and stream.repeatable)
-    carrier = CARRIERS["bytes" if is_bare else leg.carrier]
+    carrier = CARRIERS[carrier_of(stream, leg, newest)]
     return carrier(source, newest[leg.whose % len(newest)] if newest else None)  # type: ignore
+
+
+def carrier_of(stream: Stream, leg: Leg, newest: list[feeder.Batch]) -> str:
+    """What a position is carried by. A token holds no rows."""
+    is_bare = leg.carrier == "token" and not (newest and stream.repeatable)
+    return "bytes" if is_bare else leg.carrier
 
 
 def note_at(batch: NaiveBatch, axes: Sequence[int]) -> Record:

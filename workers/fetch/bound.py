@@ -70,9 +70,7 @@ class Bound:
         # workers of 120 kB under a bound of one chunk 16 were buffered (2026-11-28).
         held = self.bytes + self.kept_rows * (self.row_bytes or 0)
         num_bytes = self.max_bytes - held - num_calling * self.call_bytes
-        rows = self.max_rows - self.rows - self.kept_rows
-        most = min(num_bytes // max(1, self.call_bytes), rows // max(1, self.call_rows))
-        return max(1, most)
+        return max(1, self.calls_in(self.max_rows - self.rows - self.kept_rows, num_bytes))
 
     @property
     def starving(self) -> bool:
@@ -87,6 +85,10 @@ class Bound:
         if self.row_bytes:
             rows = min(rows, num_bytes // self.row_bytes)
         return rows // num, num_bytes // num
+
+    def calls_in(self, rows: int, num_bytes: int) -> int:
+        """How many calls give about so much."""
+        return min(rows // max(1, self.call_rows), num_bytes // max(1, self.call_bytes))
 
     def add_chunks(self, num: int, rows: int, num_bytes: int) -> None:
         """So many calls gave chunks."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from feeder.workers.fetch.calls import PartitionCalls
 from feeder.workers.spec import StreamSpec
 from feeder.workers.stats import ExecutorCounts, StreamStats
+from feeder.workers.stream.batch import Call
 from feeder.workers.stream.position import Position
 
 
@@ -22,6 +23,9 @@ class Execution(Protocol):
 
     def make_calls(self, start: Position, *, resumed: bool) -> Sequence[PartitionCalls]:
         """The calls of each partition of a stream that begins at `start`."""
+
+    def call_again(self, call: Call) -> Any:
+        """The chunk of a call of a pure function that was made before."""
 
     def watch(self, stats: StreamStats) -> None:
         """What is counted of the stream; before it starts. What runs may follow it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -21,11 +22,10 @@ from feeder.workers.stream.merge import End
 
 logger = logging.getLogger("feeder")
 
-_TICKET_S, _REMOTE_TICKET_S = 0.0005, 0.002
-"""A ticket is for as many calls as take about so long; the second if a process makes them."""
+_TICKET_S = 0.0005
+"""A ticket is for as many calls as take about so long."""
 # To draw and to wake for each call takes longer than a quick call: 64 workers of 8 KB batches take
-# 48 us of CPU a batch one by one, and 19 to 23 so (2026-11-27). A process sends what it has after a
-# millisecond.
+# 48 us of CPU a batch one by one, and 19 to 23 so (2026-11-27).
 
 _LAST_NONE_S = 0.25
 """A call that gave None is made again after so long; doubled up to the second."""
@@ -38,6 +38,13 @@ quick call."""
 
 _DONE = object()
 """The ticket is done, or its other calls are to be made later."""
+
+
+def _next_of(tickets: deque[Ticket]) -> Ticket | None:
+    try:
+        return tickets.popleft()
+    except IndexError:
+        return None  # The others may have been taken back.
 
 
 class Fetcher:
@@ -54,7 +61,10 @@ class Fetcher:
         queue: Queue,
         calls: Sequence[PartitionCalls],
         stats: FetchStats,
+        call_again: Callable[[Call], Any],
     ) -> None:
+        """`call_again` makes a call of a pure function that was made before."""
+        self._call_again = call_again
         self._names = names
         self._spec = spec = names.spec
         self._run = run
@@ -62,8 +72,6 @@ class Fetcher:
         self._calls = calls
         self._stats = stats
         self._is_fresh = [True] * len(calls)
-        # A call in a process is a round trip, which is worth several quick calls.
-        self._ticket_s = _TICKET_S if run.executor is None else _REMOTE_TICKET_S
         # The first call of the run, and the digest of its rows, until it has been made again.
         self._first: tuple[Call, int] | None = None
         self._looks_at_first = spec.pure and spec.repeatable and not run.debug
@@ -75,16 +83,18 @@ class Fetcher:
         """Thread body: draw tickets and make their calls, until no call is left."""
         most = 1
         while (tickets := self._queue.draw(most)) is not None:
-            began, num = time.monotonic(), 0
-            while tickets:
-                try:
-                    ticket = tickets.popleft()
-                except IndexError:
-                    break  # The last was taken from this thread.
+            began, num, asked = time.monotonic(), 0, 0
+            while (ticket := _next_of(tickets)) is not None:
+                asked += ticket.num_left
                 num += self._make(ticket, thread if self._spec.pure else ticket.partition)
-            took = max(time.monotonic() - began, 1e-7)
-            # So many calls as take about as long as it is worth to draw and to wake for.
-            most = max(1, min(MOST_CALLS, 2 * most, int(self._ticket_s * max(1, num) / took)))
+            if self._run.executor is None:
+                took = max(time.monotonic() - began, 1e-7)
+                enough = int(_TICKET_S * max(1, num) / took)
+            else:
+                # How long a round trip takes says nothing of the calls. A process that has time for
+                # all has time for more.
+                enough = num if num < asked else 2 * num
+            most = max(1, min(MOST_CALLS, 2 * most, enough))
             # Not before: what came may be all that somebody waits for.
             self.repeat_first()
 
@@ -143,6 +153,7 @@ class Fetcher:
         rows = num_bytes = num_calls = 0
         try:
             call = calls.begin(ticket)
+            is_remote = ticket.bundle is not None  # Then a ticket is one round trip.
             while True:
                 chunk = call(number)
                 if chunk is None:
@@ -168,7 +179,9 @@ class Fetcher:
                 chunk = None  # It may be taken meanwhile, and passed on if nobody has it.
                 if mark is not None:
                     marks.append(cursor)
-                if number >= ticket.stop or rows >= most_rows or queue.cuts_short:
+                is_over = number >= ticket.stop or rows >= most_rows or queue.cuts_short
+                # What came along from a process is here, and takes no time.
+                if (is_over or is_remote) and not ticket.bundle:
                     outcome = _DONE
                     break
         except BaseException as error:
@@ -286,7 +299,7 @@ class Fetcher:
     def _repeats(self, call: Call, printed: int, digest: Callable[[Any], int]) -> bool:
         """Whether a call that is made again gives the same rows, as far as can be told."""
         try:
-            again = self._spec.fetch(call)
+            again = self._call_again(call)
             return again is None or digest(as_tuple(again, self._spec.names)) == printed
         except StopIteration:
             return False

@@ -97,8 +97,8 @@ class Queue:
         self._came: list[Came] = []
         self._num_came = self._came_bytes = self._num_held = 0
         self._is_marked, self._axis = names.spec.seekable, names.spec.axes[0]
-        # The tickets of each thread that has some and has not begun them, and whether the calls on
-        # them are quick.
+        # The threads that have tickets, those of each that it has not begun, and whether the calls
+        # are quick.
         self._calling: dict[int, deque[Ticket]] = {}
         self._is_quick = False
         # Fetchers wait here for a call that may be made; the first goes on by itself at some time,
@@ -145,9 +145,12 @@ class Queue:
                     self._wake_all_fetchers()
                     return None
                 self._tickets.end_pauses(now)
+                most_rows, most_bytes = self._bound.shares(self._num_threads)
+                if self._waits:
+                    # A process cannot be told later that there is no room for more.
+                    most = max(1, min(most, self._bound.calls_in(most_rows, most_bytes)))
                 if tickets := deque(self._draw(most)):
-                    num_shares = self._num_threads * len(tickets)
-                    most_rows, most_bytes = self._bound.shares(num_shares)
+                    most_rows, most_bytes = most_rows // len(tickets), most_bytes // len(tickets)
                     for ticket in tickets:
                         ticket.ident, ticket.called_at = ident, now
                         ticket.most_rows, ticket.most_bytes = most_rows, most_bytes
@@ -215,11 +218,12 @@ class Queue:
                 self._tickets.close(ticket, ended=isinstance(ending, End))
             else:
                 self._tickets.put_back(ticket, now + put_off_s if put_off_s else 0.0)
-            if self._is_there:
-                self._arrived.notify()
             # All may call then, and at the end of the stream all go home.
             if self._tickets.begin_epoch():
+                self._is_there = self._is_awaited
                 self._wake_all_fetchers()
+            if self._is_there:
+                self._arrived.notify()
 
     def _take(
         self, ticket: Ticket, ending: End | FeedError | None, rows: int, num_bytes: int,
@@ -306,6 +310,15 @@ class Queue:
             self._wake_fetcher()
             return found
 
+    def wait_for_calls(self, epoch: int) -> None:
+        """Wait until all calls of an epoch have returned; raises what `collect` raises."""
+        with self._lock:
+            self._wanted = None
+            while self._tickets.epoch <= epoch and not self.closed:
+                self._wait()
+            if self.closed:
+                raise ClosedError("the feed is stopped")
+
     def _wait_while_held_back(self) -> None:
         """Wait for room if nothing comes because no call may be made, for the bound. As a wait for
         chunks it would be blamed on the calls."""
@@ -345,9 +358,9 @@ class Queue:
         self.cuts_short, self._is_quick = True, False
         # Rows that exist are not held back by the call after them, nor calls by one that does not
         # return.
-        self._tickets.cut_short()
         for tickets in self._calling.values():
             self._give_back_all(tickets)
+        self._tickets.cut_short()
         for ticket in list(self._tickets.running):
             # What comes from here on is not taken: it was not counted.
             count = ticket.count(marked=self._is_marked)

@@ -74,6 +74,11 @@ class Ticket:
         self.failure: BaseException | None = None
         """What it raised last."""
 
+    @property
+    def num_left(self) -> int:
+        """Calls that were not made."""
+        return self.stop - self.first
+
     def count(self, *, marked: bool) -> int:
         """How many chunks have come and were not taken; of a feed with cursors, with a cursor."""
         # Of a chunk whose cursor is missing still, a position could not be told.
@@ -281,9 +286,12 @@ class IndexTickets(Tickets):
 class WorkerTickets(Tickets):
     """The calls of workers, of each one ticket at a time: the same one through the whole stream."""
 
-    def __init__(self, start: Position, num_threads: int, *, arrival: bool) -> None:
+    def __init__(
+        self, start: Position, num_threads: int, *, arrival: bool, remote: bool = False
+    ) -> None:
+        """`remote`: a ticket's calls are a round trip."""
         super().__init__(start, num_threads)
-        self._arrival = arrival
+        self._arrival, self._is_single = arrival, arrival or remote
         self._all = [Ticket(i, start.epoch, first, first) for i, first in enumerate(start.calls)]
         self._firsts = list(start.calls)
         # So many calls of each worker may be made in this epoch, as far as is known.
@@ -314,7 +322,7 @@ class WorkerTickets(Tickets):
         # Of several workers at once, since to ask for each takes longer than a quick call. One that
         # does not return would hold up the others behind it, which in the order of tickets come
         # after it anyway.
-        num = 1 if self._arrival else min(most, -(-len(self._ready) // self._num_threads))
+        num = 1 if self._is_single else min(most, len(self._ready))
         drawn: list[Ticket] = []
         while len(drawn) < num and self.is_ready:
             made, _, ticket = heappop(self._ready)

@@ -275,12 +275,18 @@ class SampleRecords:
         def take(row: int, record: int) -> Any:
             if seed is not None:
                 seed(call, record)
-            is_made = isinstance(samples, _CallSamples)
             return samples.make(row, record) if is_made else samples[record]
 
+        is_made = isinstance(samples, _CallSamples)
+        # Then to take a record is that alone: two more frames take as long as a cheap record.
+        is_plain = not (is_made or self.may_skip or RECORD_SEEDS.are_on)
         for row, record in enumerate(records):
             try:
-                made.append(self._faults.attempt(partial(take, row, record)))
+                made.append(
+                    samples[record]
+                    if is_plain
+                    else self._faults.attempt(partial(take, row, record))
+                )
             except _EpochIsOver as over:
                 # An exception of our own carries it past `Faults`, which refuses a plain
                 # StopIteration.

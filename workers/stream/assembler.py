@@ -19,7 +19,6 @@ from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Arrays, Slot, Slots
 from feeder.workers.stream.chunks import Columns, Schema, columns_like, part_of
 from feeder.workers.stream.copying import (
-    DROP_GIL_BYTES,
     copy_elsewhere,
     copy_part,
     copy_rows,
@@ -71,11 +70,6 @@ class Assembler:
         self._spec = spec
         # Where calls may write their rows into the slots of batches to come, these are its slots.
         self._places = places
-        # Whether rows were copied into the slot at hand.
-        self._has_copied = False
-        self.is_written = False
-        """Whether the rows of the batch that was made last were written where they are by the calls
-        that gave them, so that to make it took no time."""
         self._frame = frame
         self.schema = schema
         """The columns of the stream."""
@@ -108,7 +102,7 @@ class Assembler:
         # Of the rows of finished chunks, those free now and those that a snapshot may still need.
         self._freed = 0
         self._freed_later = 0
-        self._kept = self._dropped = self._dropped_bytes = self._copied = 0
+        self._kept = self._dropped = self._dropped_bytes = 0
 
     @property
     def columns(self) -> Columns | None:
@@ -176,9 +170,6 @@ class Assembler:
         # "carry" has no next epoch to carry into at the end of the stream; to drop the rows there
         # would lose them.
         if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
-            if self._places is not None and not self._older:
-                while not self._move_rest(self._places, rest):
-                    yield None
             if policy == "pad" and not self._older:
                 self._pad(rest)
             end = self._end_of_rest(place)
@@ -201,25 +192,11 @@ class Assembler:
         places = self._places
         if places is None:
             return
-        # The slot at hand, of rows that were dropped, goes back with all others.
+        # The slot at hand is that of rows that were dropped, and goes back with all others.
         self._slot = None
         first_call, within = divmod(self._older * self._size, places.rows_per_call)
         turn = self.turn + self._older
         places.begin(None if within else places.plan(self.epoch, first_call, turn))
-
-    def _move_rest(self, places: Placement, rest: int) -> bool:
-        """Move an epoch's last rows to a slot that no call writes to; False where none is free."""
-        # Calls beyond the end may still be writing to the rows behind them.
-        slot = places.take_other(self.turn)
-        if slot is None:
-            return False
-        assert self._slot is not None
-        for axis, target, array in zip(
-            self.schema.axes, slot.arrays, self._slot.arrays, strict=True
-        ):
-            copy_rows(target, None, axis, 0, rest, [part_of(array, axis, 0, rest)])
-        self._slot, self._has_copied = slot, True
-        return True
 
     def _end_of_rest(self, place: LazyPosition) -> LazyPosition:
         """Where an epoch's rest ends, which is at the start of the next epoch, `place`; as the end
@@ -284,12 +261,11 @@ class Assembler:
         self._slot = None
         self._spare.clear()
 
-    def settle(self) -> tuple[int, int, int, int]:
+    def settle(self) -> tuple[int, int, int]:
         """What has changed since the last call: by how many rows those have grown that are kept
-        though copied, how many rows were dropped and their bytes, and into how many slots was
-        copied."""
-        settled = self._kept, self._dropped, self._dropped_bytes, self._copied
-        self._kept = self._dropped = self._dropped_bytes = self._copied = 0
+        though copied, how many rows were dropped, and their bytes."""
+        settled = self._kept, self._dropped, self._dropped_bytes
+        self._kept = self._dropped = self._dropped_bytes = 0
         return settled
 
     def _drop(self) -> None:
@@ -347,10 +323,6 @@ class Assembler:
         """The next batch lies in this slot."""
         if self._places is not None:
             self._places.pass_by(self.turn, slot)
-            # What its calls have written is as good as passed on.
-            self.is_written = not self._has_copied
-            self._copied += self._has_copied
-            self._has_copied = False
         return self._lease(slot, rows)
 
     def _place(self, merged: MergedChunks, num_chunks: int, taken: int) -> LazyPosition:
@@ -457,10 +429,7 @@ class Assembler:
                     elsewhere.append((part, array))
         # All of them in other memory are copied as ever.
         if len(elsewhere) == num and not any(lies_in(array, slot) for _, array in elsewhere):
-            self._has_copied = True
             return False
-        # Labels beside the images, which the calls have written, take no time.
-        self._has_copied |= sum([array.nbytes for _, array in elsewhere]) >= DROP_GIL_BYTES
         copy_elsewhere(slot, elsewhere)
         return True
 
@@ -474,7 +443,6 @@ class Assembler:
             self._slot = self._spare.pop(self.device, None) or self._slots.take_slot(
                 self.device, columns, self._size
             )
-            self._copied += self._slot is not None
         return self._slot
 
     def wait_for_slot(self) -> None:
@@ -522,7 +490,6 @@ class Assembler:
             column[i] = None
         if self._places is not None:
             self._places.pass_by(self.turn, None)
-            self.is_written = False
         return self._own(arrays), None
 
     def _own(self, arrays: Arrays) -> Arrays:
@@ -535,7 +502,6 @@ class Assembler:
     def _copy_arrays(self, arrays: Arrays) -> Filled | None:
         """A copy of arrays of any number of rows; None where no slot is free."""
         if self._slots.passes:
-            self._copied += 1
             return self._own(tuple([array.copy() for array in arrays])), None
         assert self.schema.columns is not None
         if self._places is not None:
@@ -547,7 +513,6 @@ class Assembler:
         slot = self._slots.take_slot(self.device, columns, rows)
         if slot is None:
             return None
-        self._copied += 1
         for number, array in enumerate(arrays):
             keep_or_copy(slot, number, array)
         return self._lease(slot, rows)

@@ -63,8 +63,6 @@ class Slots(Protocol):
     """Whether the user may write into such an array."""
     opens: bool
     """Whether slots are `OpenSlot`s, of which several may be taken before the first is leased."""
-    grows: bool
-    """Whether one more slot is made where none is free."""
     # Host slots grow in number while the user keeps batches, so there the bound on rows has to hold
     # copies back.
     reserved: bool

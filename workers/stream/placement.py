@@ -115,11 +115,9 @@ class _Opened(NamedTuple):
 class Placement:
     """The slots of the batches to come, and which call writes where.
 
-    The thread that makes batches takes slots (`provide`) and says which batch comes next; fetchers
-    ask for places. Slots are promised to batches in the order of the stream, so that the next batch
-    of a device always has one, and given to them when the first of their calls asks: the one that
-    came back last goes first, since a cache may still hold it. The lock guards all but what is
-    fixed; the slots themselves stay the merging thread's.
+    The thread that makes batches takes slots (`provide`), for batches in the order of the stream,
+    so that the next batch of a device always has one. Fetchers ask for places, under the lock. All
+    else is the merging thread's.
     """
 
     def __init__(
@@ -136,18 +134,12 @@ class Placement:
         self._schema, self._slots, self._batch_size = schema, slots, batch_size
         self._lock = threading.Lock()
         self._plan: Plan | None = None
-        # The turn of the next batch, and of the first that no slot is promised to.
+        # The turn of the next batch, and of the first that has no slot; the slots between them.
         self._turn = self._end = 0
         self._given: dict[int, _Opened] = {}
-        # By device: slots that no batch has, and how many of these are promised to none.
-        self._free: list[list[_Opened]] = [[] for _ in range(num_devices)]
-        self._spare = [0] * num_devices
-        # Slots that the fetch function still refers to.
+        # By device: slots that no batch has, and those that the fetch function still refers to.
+        self._spare: list[list[_Opened]] = [[] for _ in range(num_devices)]
         self._kept: list[list[OpenSlot]] = [[] for _ in range(num_devices)]
-        # Slots that calls beyond the end of an epoch may still be writing to, and, where slots are
-        # few, one that no call writes to: what an epoch ends with can always be made there.
-        self._late: list[list[_Opened]] = [[] for _ in range(num_devices)]
-        self._reserve: list[OpenSlot | None] = [None] * num_devices
 
     def plan(self, epoch: int, first_call: int, first_turn: int) -> Plan:
         """The plan of an epoch, or of the rest of it."""
@@ -157,15 +149,11 @@ class Placement:
 
     def begin(self, plan: Plan | None) -> None:
         """From now on calls fill batches like this; None where a batch does not begin with a call.
-
-        Calls beyond the end of an epoch may still be writing to what they were given. No call of
-        the next epoch begins before these have returned, so what is provided for it may lie there.
-        """
+        All calls that were given a place before have returned."""
         with self._lock:
             for turn, opened in self._given.items():
-                self._late[self._device(turn)].append(opened)
+                self._spare[self._device(turn)].append(opened)
             self._given.clear()
-            self._spare = [len(free) for free in self._free]
             self._plan = plan
             if plan is not None:
                 self._turn = self._end = plan.first_turn
@@ -176,40 +164,15 @@ class Placement:
         function keeps them all."""
         if self._plan is None or self._schema.columns is None:
             return True
-        self._use_late()
         while self._end < self._turn + most:
             device = self._device(self._end)
-            opened = None
-            if not self._spare[device]:
-                # The next batch comes before the reserve, and the reserve before all others.
-                if self._end > self._turn and not self._has_reserve(device):
-                    break
-                opened = self._open(device)
-                if opened is None:
-                    break
+            opened = self._spare[device].pop() if self._spare[device] else self._open(device)
+            if opened is None:
+                break
             with self._lock:
-                if opened is None:
-                    self._spare[device] -= 1
-                else:
-                    self._free[device].append(opened)
+                self._given[self._end] = opened
                 self._end += 1
         return self._end > self._turn
-
-    def _use_late(self) -> None:
-        with self._lock:
-            for device, late in enumerate(self._late):
-                self._free[device] += late
-                self._spare[device] += len(late)
-                late.clear()
-
-    def _has_reserve(self, device: int) -> bool:
-        columns = self._schema.columns
-        if self._slots.grows:
-            return True
-        if self._reserve[device] is None and columns is not None:
-            slot: Any = self._slots.take_slot(device, columns, self._batch_size)
-            self._reserve[device] = slot
-        return self._reserve[device] is not None
 
     def allowed(self, next_call: int) -> tuple[int, int] | None:
         """The epoch, and the first call of it that may not be made yet; None where any may. The
@@ -225,72 +188,43 @@ class Placement:
 
     def take(self, turn: int) -> Slot | None:
         """The slot of the next batch, whose turn this is; None where none is free."""
-        with self._lock:
-            opened = self._give(turn)
-        if opened is None and self._plan is not None and self.provide(1):
-            with self._lock:
-                opened = self._give(turn)
-        if opened is None and self._plan is None:
-            return self._take_any(self._device(turn))
-        return None if opened is None else opened.slot
-
-    def take_other(self, turn: int) -> Slot | None:
-        """A slot for the batch of this turn that no call writes to; None where none is free."""
-        return self._take_any(self._device(turn))
+        if self._plan is not None:
+            return self._given[turn].slot if self.provide(1) else None
+        device, columns = self._device(turn), self._schema.columns
+        if self._spare[device]:
+            return self._spare[device].pop().slot
+        assert columns is not None
+        return self._slots.take_slot(device, columns, self._batch_size)
 
     def give_back(self, device: int) -> None:
         """An epoch has ended, and a batch is to be made that no call writes to: give back what no
         call writes to either."""
-        with self._lock:
-            unused = [opened.slot for opened in self._free[device]]
-            self._free[device].clear()
-            self._spare[device] = 0
-        reserve, self._reserve[device] = self._reserve[device], None
-        for slot in (*unused, *([] if reserve is None else [reserve])):
-            self._slots.put_back(device, slot)
-
-    def _take_any(self, device: int) -> Slot | None:
-        with self._lock:
-            if self._free[device]:
-                self._spare[device] = max(0, self._spare[device] - 1)
-                return self._free[device].pop().slot
-        reserve, self._reserve[device] = self._reserve[device], None
-        if reserve is not None:
-            return reserve
-        columns = self._schema.columns
-        assert columns is not None
-        return self._slots.take_slot(device, columns, self._batch_size)
+        for opened in self._spare[device]:
+            self._slots.put_back(device, opened.slot)
+        self._spare[device].clear()
 
     def pass_by(self, turn: int, slot: Slot | None) -> None:
         """The batch of this turn is made: in this slot, or in memory that is none."""
+        if self._plan is None:
+            return
         with self._lock:
-            if self._plan is None:
-                return
             opened = self._given.pop(turn, None)
-            device = self._device(turn)
-            # Calls may have been given a slot that the batch does not lie in.
-            if opened is not None and opened.slot is not slot:
-                self._free[device].append(opened)
-                self._spare[device] += 1
-            elif opened is None and turn < self._end:
-                self._spare[device] += 1
             self._turn = turn + 1
             self._end = max(self._end, self._turn)
+        # Calls may have been given a slot that the batch does not lie in.
+        if opened is not None and opened.slot is not slot:
+            self._spare[self._device(turn)].append(opened)
 
     def forget(self, at_hand: Any) -> None:
         """Let go of all slots, and of the one that is being written; when nobody calls any more."""
-        with self._lock:
-            if at_hand is not None:
-                at_hand.close()
-            for opened in (*self._given.values(), *chain(*self._free), *chain(*self._late)):
-                opened.slot.close()
-            self._given.clear()
-            for opened_slots in (*self._free, *self._late):
-                opened_slots.clear()
-            for slots in self._kept:
-                slots.clear()
-            self._reserve = [None] * len(self._reserve)
-            self._plan = None
+        if at_hand is not None:
+            at_hand.close()
+        for opened in (*self._given.values(), *chain(*self._spare)):
+            opened.slot.close()
+        self._given.clear()
+        self._spare = [[] for _ in self._spare]
+        self._kept = [[] for _ in self._kept]
+        self._plan = None
 
     def _open(self, device: int) -> _Opened | None:
         """A slot that nobody looks at; None where none is free."""
@@ -334,7 +268,7 @@ class Placement:
             if plan is None or plan.epoch != epoch or call < plan.first_call:
                 return None
             turn, part = plan.of_call(call)
-            opened = self._give(turn)
+            opened = self._given.get(turn)
         if opened is None:
             return None
         names, axes, first = self._schema.names, self._schema.axes, part * self.rows_per_call
@@ -345,15 +279,5 @@ class Placement:
         )
         return Place(names, axes, arrays)
 
-    # ---- under the lock
-
     def _device(self, turn: int) -> int:
-        return turn % len(self._free)
-
-    def _give(self, turn: int) -> _Opened | None:
-        opened = self._given.get(turn)
-        if opened is None and self._turn <= turn < self._end:
-            free = self._free[self._device(turn)]
-            if free:
-                opened = self._given[turn] = free.pop()
-        return opened
+        return turn % len(self._spare)

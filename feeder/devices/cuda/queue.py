@@ -99,9 +99,6 @@ class CudaQueue:
         self._num_put += len(batches)
         self._copier.inbox.put(batches)
 
-    def yield_to_user(self) -> None:
-        """Nothing: pinned slots are few, and are not written while the user waits."""
-
     def finish(self, ending: LazyPosition | FeedError) -> None:
         """After the batches put so far comes the end of the stream, or an error."""
         self._copier.inbox.put(ending)

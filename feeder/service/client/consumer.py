@@ -32,7 +32,6 @@ from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.public import public
-from feeder.workers.stats import Handed
 from feeder.workers.stream.batch import Batch
 
 logger = logging.getLogger("feeder")
@@ -67,7 +66,8 @@ class Consumer(EpochReader):
         # here in their place while a state dict is being loaded.
         self._ready: deque[Batch] = deque()
         self._position: Any = None
-        self._handed = Handed()
+        # Rows and bytes that were handed out.
+        self._counts = (0, 0)
         self._told_at = 0
         # After how many batches the I/O thread is woken to report them. Batches that are dropped
         # report themselves through their slots, so this is for users who keep theirs.
@@ -119,7 +119,7 @@ class Consumer(EpochReader):
                     raise StopIteration
             inbox = self._inbox
             lease: Any = inbox.lease
-            handed = inbox.handed + 1
+            handed, (rows, num_bytes) = inbox.handed + 1, self._counts
             on_host = inbox.landing is None
             batch = ready[0] if on_host else self._land(ready.popleft())
             point("consumer.handed")
@@ -136,9 +136,10 @@ class Consumer(EpochReader):
             epoch = self._enter(batch.epoch)
             epoch.newest = batch.index
             batch.of = epoch
+            counts = rows + batch.rows, num_bytes + lease.bytes_of(batch)
             # No call stands between these assignments and the `return`, and Python raises
             # interrupts at calls: a batch that the user never saw does not count, and comes next.
-            self._position, inbox.handed = batch.place, handed
+            self._position, inbox.handed, self._counts = batch.place, handed, counts
             if on_host:
                 del ready[0]
             return batch
@@ -181,12 +182,10 @@ class Consumer(EpochReader):
         self._tell_every = 2 * self._lease.tell_every
         if not isinstance(got, deque):
             return got
-        rows, counted, queue = sum([batch.rows for batch in got]), self._handed, self._inbox.batches
-        taken = counted.after(len(got), rows, self._lease.count_bytes(got, rows))
+        queue = self._inbox.batches
         # No call stands in between, so an interrupt finds all of it done or nothing: the queue
         # keeps what it has given until `given` is cleared.
-        self._ready = counted.left = got
-        counted.taken = taken
+        self._ready = got
         queue.given = None
         return None
 
@@ -265,7 +264,6 @@ class Consumer(EpochReader):
 
     def _finish_loading(self, state: Loading) -> None:
         """Wait until a server has given the queue at a state; finishes an interrupted load too."""
-        self._handed.drop()
         self._loop.call_soon(lambda: self._loop.reopen(state.number, state.position))
         try:
             self._inbox.wait_for_opened(state.number)
@@ -325,7 +323,7 @@ class Consumer(EpochReader):
 
         Seconds include a wait that is under way. Any thread may call it at any time.
         """
-        _, rows, num_bytes = self._handed.counts()
+        rows, num_bytes = self._counts
         figures = self._inbox.summarise(rows, num_bytes)
         return {**figures, "plane": self.plane, "path": self.path}
 
@@ -345,7 +343,6 @@ class Consumer(EpochReader):
         # Not before the call above: if this is interrupted, the finaliser still ends the consumer.
         self._forgotten.detach()
         self._thread_group.close(_STOP_S)
-        self._handed.drop()
         if self._inbox.landing is not None:
             self._inbox.landing.close()
         forking.unregister_owner(self)
@@ -357,7 +354,6 @@ class Consumer(EpochReader):
             "children with the spawn method"
         )
         # First the batches that were not handed out: what the child does not hold it need not copy.
-        self._handed.drop()
         self._ready = deque()
         self._forgotten.detach()
         # The child shares the eventfd: to write to it would wake the parent's thread.

@@ -401,11 +401,11 @@ class ClientLease:
             self._expected += len(group.slots)
         return batches
 
-    def count_bytes(self, batches: Sequence[Batch], rows: int) -> int:
-        """Return the bytes of batches that have `rows` rows in all."""
+    def bytes_of(self, batch: Batch) -> int:
+        """Return the bytes of a batch."""
         if self._is_uniform:
-            return rows * self._row_bytes
-        return sum([array.nbytes for batch in batches for array in batch.columns])
+            return batch.rows * self._row_bytes
+        return sum([array.nbytes for array in batch.columns])
 
     def _take(self, group: say.Group, frames: list[Any]) -> Iterator[Batch]:
         names, identity, stride = self._names, self.identity, group.stride

@@ -183,7 +183,7 @@ class ArenaSlots:
     enqueuer. `_known` and `waited` are the enqueuer's.
     """
 
-    passes, writable, reserved, opens, grows = False, False, True, True, False
+    passes, writable, reserved, opens = False, False, True, True
 
     def __init__(
         self,

@@ -359,9 +359,6 @@ class Outbox:
         if self.is_urgent:
             self.wake()
 
-    def yield_to_user(self) -> None:
-        """Do nothing: the user is in another process, which needs no interpreter of this one."""
-
     def finish(self, ending: LazyPosition | FeedError) -> None:
         """Note what comes after all batches: the end of the stream, or an error."""
         with self._lock:
@@ -430,9 +427,6 @@ class SharedQueue:
         """Add batches in order, as `Outbox.put` does."""
         for outbox in self._outboxes:
             outbox.put(batches)
-
-    def yield_to_user(self) -> None:
-        """Do nothing: the users are in other processes."""
 
     def finish(self, ending: LazyPosition | FeedError) -> None:
         """Note what comes after all batches: the end of the stream, or an error."""

@@ -22,7 +22,6 @@ from feeder.feeds.stream import Progress, Stream
 from feeder.service.server.group import ConsumerGroup
 from feeder.waking import OneShotEvent, Waker
 from feeder.workers.fetch.queue import Queue
-from feeder.workers.stats import Handed
 from feeder.workers.stream.position import LazyPosition
 from feeds import make
 from small import wait_until
@@ -72,7 +71,6 @@ def read(batches: Any, ids: list[int]) -> None:
 
 WHERE = {
     "the batches are taken": (HostQueue, "get", [*STREAMS]),
-    "they are counted": (Handed, "after", [*STREAMS]),
     "they are let go of": (Queue, "hand_out", ["in process"]),
     "the server is told": (Waker, "wake", [*TRANSPORTS]),
 }

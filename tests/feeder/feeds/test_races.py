@@ -53,6 +53,23 @@ def test_batches_before_an_error_arrive_however_early_it_is_known(num_devices: i
                 next(feed.on(device))
 
 
+def test_workers_that_wait_for_each_other_are_all_called() -> None:
+    """A thread that has drawn quick calls of several workers keeps none of those that it has not
+    begun from the others."""
+    all_are_here, calls = threading.Barrier(4), [0] * 4
+
+    def fetch(worker_id: int, batch_size: int) -> Any:
+        calls[worker_id] += 1
+        if calls[worker_id] in (1, 50, 51, 90):
+            all_are_here.wait(WAIT_S)
+        if calls[worker_id] > 100:
+            raise StopIteration
+        return chunk(worker_id, calls[worker_id], batch_size)
+
+    with make(fetch, num_worker_threads=4, max_buffered_batches=64) as coordinator:
+        assert sum(1 for _ in coordinator["train"]) == 400
+
+
 @pytest.mark.parametrize("late", [0, 1], ids=["worker 0 late", "worker 1 late"])
 def test_the_worker_whose_turn_is_later_is_blamed_whichever_came_first(late: int) -> None:
     other_goes_on = threading.Event()

@@ -14,6 +14,8 @@ import feeder
 from conformance.served import reading, serving
 from feeder import Call, Coordinator
 from feeder.service.server import run
+from feeder.workers.fetch.queue import Queue
+from small import WAIT_S
 
 pytestmark = pytest.mark.served
 
@@ -280,6 +282,32 @@ def test_the_queues_of_a_server_have_to_share_the_rows_evenly() -> None:
     coordinator = make(give, batch_size=None, global_batch_size=12, rows_per_call=4)
     with pytest.raises(feeder.ConfigError, match="a divisor of the 6 rows"):
         feeder.serve(coordinator, "tcp://127.0.0.1:0", queues=2)
+
+
+@both
+def test_what_calls_beyond_the_end_write_is_in_no_batch(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last batch of an epoch is filled up when the calls that have places in it are over."""
+    begun, waits, wait = threading.Barrier(3), threading.Event(), Queue.wait_for_calls
+
+    def noted(queue: Queue, epoch: int) -> None:
+        waits.set()
+        wait(queue, epoch)
+
+    def fetch(call: Call) -> Any:
+        if call.index < 5:
+            return give(call)
+        if call.index < 8:
+            begun.wait(WAIT_S)
+        if call.index in (6, 7):
+            assert waits.wait(WAIT_S)
+            call.empty((2,), np.int64)[:] = -1
+        raise StopIteration
+
+    monkeypatch.setattr(Queue, "wait_for_calls", noted)
+    rows = all_of(running, fetch, batch_size=8, last_batch="pad", num_threads=3)
+    assert rows == [*WHOLE[:10], *[WHOLE[9]] * 6]
 
 
 def test_a_call_that_does_not_return_writes_into_no_batch_of_the_next_run(
