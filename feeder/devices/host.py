@@ -145,14 +145,19 @@ class HostQueue:
         started = time.monotonic()
         try:
             self.starved.start(started)
-            # A new event for each wait: one whose wait was interrupted may have been set for a wait
-            # that is over.
-            while (got := self._take(event := OneShotEvent())) is None:
-                if not event.wait(min(_SLOW_S, self._look_s)):
-                    waited = time.monotonic() - started
-                    logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
+            return self._wait_until_taken(started)
         finally:
             self.starved.stop(time.monotonic())
+
+    def _wait_until_taken(self, started: float) -> deque[Batch] | LazyPosition | FeedError:
+        # A function of its own: CPython 3.13 and 3.14 do not run `finally` where a signal's handler
+        # raises as a loop goes round that stands in its `try` itself (python/cpython#130279).
+        # A new event for each wait: one whose wait was interrupted may have been set for a wait
+        # that is over.
+        while (got := self._take(event := OneShotEvent())) is None:
+            if not event.wait(min(_SLOW_S, self._look_s)):
+                waited = time.monotonic() - started
+                logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
         return got
 
     def _wake_user(self) -> None:
