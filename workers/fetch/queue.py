@@ -145,6 +145,10 @@ class Queue:
                     self._wake_all_fetchers()
                     return None
                 self._tickets.end_pauses(now)
+                if self.cuts_short:
+                    # Somebody waits: what lay behind a call that lasts would wait for the next
+                    # look, which comes late.
+                    most = 1
                 most_rows, most_bytes = self._bound.shares(self._num_threads)
                 if self._waits:
                     # A process cannot be told later that there is no room for more.

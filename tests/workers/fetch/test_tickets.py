@@ -234,7 +234,9 @@ def test_what_is_behind_a_call_that_does_not_return_goes_to_other_threads() -> N
     assert [one.partition for one in (slow, *drawn)] == [0, 1, 2, 3]
     queue._look()
     assert not drawn
-    assert [(one.partition, one.first) for one in draw(queue, 8)] == [(1, 0), (2, 0), (3, 0)]
+    # Of these one by one: there is no other look soon.
+    for worker in (1, 2, 3):
+        assert [(one.partition, one.first) for one in draw(queue, 8)] == [(worker, 0)]
     assert (slow.since, slow.stop) == (since, 1)
 
 
