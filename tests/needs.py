@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,13 @@ NO_FRAMEWORK = "no framework: "
 ADAPTERS = "FEEDER_ADAPTERS"
 ADAPTER_TESTS = "tests/adapters/"
 FILES = "files that were skipped"
+
+
+needs_counts = pytest.mark.skipif(
+    not getattr(sys, "_is_gil_enabled", lambda: True)(), reason=REASON + "the interpreter's lock"
+)
+"""Of a test of chunks that are passed on: nobody can tell who holds one where threads count their
+references apart."""
 
 
 def needs(name: str) -> None:

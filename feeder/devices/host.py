@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from feeder.waking import OneShotEvent
 from feeder.workers.errors import ClosedError, FeedError
+from feeder.workers.fetch.threads import under_lock
 from feeder.workers.stats import Stopwatch, Waits
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import LazyPosition
@@ -51,7 +52,7 @@ class HostQueue:
         self.given: deque[Batch] | None = None
         """What `get` gave last, until the user has put it where it will be found, and says None."""
         self._ending: LazyPosition | FeedError | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # The user waits for these while there is no batch.
         self._events: list[OneShotEvent] = []
         self._user_waits = False
@@ -124,46 +125,51 @@ class HostQueue:
             raise got.with_traceback(None)
         return got
 
+    @under_lock
     def close(self) -> None:
         """End the queue at once: what is in it is dropped, and whoever waits is woken."""
-        with self._lock:
-            # An error that the user has not seen yet is told after the close too.
-            if not isinstance(self._ending, FeedError):
-                self._ending = ClosedError("the feed is stopped")
-            self.given = None
-            self._batches.clear()
-            self._wake_all()
-            self._drained.notify_all()
+        # An error that the user has not seen yet is told after the close too.
+        if not isinstance(self._ending, FeedError):
+            self._ending = ClosedError("the feed is stopped")
+        self.given = None
+        self._batches.clear()
+        self._wake_all()
+        self._drained.notify_all()
 
+    @under_lock
     def _take(self, event: OneShotEvent | None) -> deque[Batch] | LazyPosition | FeedError | None:
         """What is there; else the event is left for who puts the next batch, where one is given."""
         rest: deque[Batch] = deque()
-        with self._lock:
-            if self.given is None and self._batches and not isinstance(self._ending, ClosedError):
-                # One assignment, without a call: an interrupt comes before it or after it.
-                self.given, self._batches = self._batches, rest
-            if self.given is not None:
-                if self._enqueuer_waits:
-                    self._drained.notify_all()  # as in `_wake_user`
-                    self._enqueuer_waits = False
-                return self.given
-            if self._ending is None and event is not None:
-                self._events.append(event)
-                self._user_waits = True
-            return self._ending
+        if self.given is None and self._batches and not isinstance(self._ending, ClosedError):
+            # One assignment, without a call: an interrupt comes before it or after it.
+            self.given, self._batches = self._batches, rest
+        if self.given is not None:
+            if self._enqueuer_waits:
+                self._drained.notify_all()  # as in `_wake_user`
+                self._enqueuer_waits = False
+            return self.given
+        if self._ending is None and event is not None:
+            self._events.append(event)
+            self._user_waits = True
+        return self._ending
 
     def _wait_for_batch(self) -> deque[Batch] | LazyPosition | FeedError:
         started = time.monotonic()
         try:
             self.starved.start(started)
-            # A new event for each wait: one whose wait was interrupted may have been set for a wait
-            # that is over.
-            while (got := self._take(event := OneShotEvent())) is None:
-                if not event.wait(min(_SLOW_S, self._look_s)):
-                    waited = time.monotonic() - started
-                    logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
+            return self._wait_until_taken(started)
         finally:
             self.starved.stop(time.monotonic())
+
+    def _wait_until_taken(self, started: float) -> deque[Batch] | LazyPosition | FeedError:
+        # A function of its own: CPython 3.13 and 3.14 do not run `finally` where a signal's handler
+        # raises as a loop goes round that stands in its `try` itself (python/cpython#130279).
+        # A new event for each wait: one whose wait was interrupted may have been set for a wait
+        # that is over.
+        while (got := self._take(event := OneShotEvent())) is None:
+            if not event.wait(min(_SLOW_S, self._look_s)):
+                waited = time.monotonic() - started
+                logger.warning("no batch for %.0f s: %s", waited, self._describe_wait())
         return got
 
     def _wake_user(self) -> None:

@@ -84,11 +84,9 @@ class DeviceFeed(EpochReader):
             raise read_by_two(f"feed {self._stream.config.name!r}")
         try:
             self._is_read = True
-            while not (ready := self._ready):
-                if (end := self._refill()) is not None:
-                    self._end(end)
-                    self._end_is_told = True
-                    raise StopIteration
+            if (ready := self._wait_for_some()) is None:
+                self._end_is_told = True
+                raise StopIteration
             if self._receive is None:
                 batch, is_last = ready[0], len(ready) == 1
             else:
@@ -133,12 +131,22 @@ class DeviceFeed(EpochReader):
             raise read_by_two(f"feed {self._stream.config.name!r}")
         try:
             self._is_read = True
-            while not self._ready:
-                if self._refill() is not None:
-                    return None
-            return self._ready[0].epoch
+            ready = self._wait_for_some(is_end=False)
+            return None if ready is None else ready[0].epoch
         finally:
             self._is_read = False
+
+    def _wait_for_some(self, *, is_end: bool = True) -> deque[Batch] | None:
+        """The batches that are handed out next, waited for; None after the last. With `is_end` the
+        user has had all that came before."""
+        # A function of its own: CPython 3.13 and 3.14 do not run `finally` where a signal's handler
+        # raises as a loop goes round that stands in its `try` itself (python/cpython#130279).
+        while not (ready := self._ready):
+            if (end := self._refill()) is not None:
+                if is_end:
+                    self._end(end)
+                return None
+        return ready
 
     def _enter(self, number: int) -> Epoch:
         if self._epoch.number != number:

@@ -28,6 +28,7 @@ from feeder.observe.verdict import judge
 from feeder.state.positions import Positions, recall
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.workers.fetch.resuming import Resume
+from feeder.workers.fetch.threads import under_lock
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import LazyPosition
@@ -47,7 +48,7 @@ class Progress:
         self.handed: list[tuple[float, LazyPosition | None]] = [(0, None)] * num_devices
         """The round of which each device was handed a batch last, and where that batch ended;
         infinite where it has had all, and where that is."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Of several devices how many have a batch of a round, and where it ends: of those from
         # number `_first` on, which is handed out for good.
         self._ends: dict[int, tuple[int, LazyPosition]] = {}
@@ -59,16 +60,20 @@ class Progress:
         # One device has no rounds. At the end all devices stand at the same place.
         if len(self.handed) == 1 or all(num == math.inf for num, _ in self.handed):
             return self.handed[0][1]
-        with self._lock:
-            return self._ends.get(self._newest(), (0, None))[1]
+        return self._place()
+
+    @under_lock
+    def _place(self) -> LazyPosition | None:
+        return self._ends.get(self._newest(), (0, None))[1]
 
     @property
     def round(self) -> float:
         """The newest round that every device has been handed its batch of."""
-        if len(self.handed) == 1:
-            return self.handed[0][0]
-        with self._lock:
-            return self._newest()
+        return self.handed[0][0] if len(self.handed) == 1 else self._round()
+
+    @under_lock
+    def _round(self) -> int:
+        return self._newest()
 
     def _newest(self) -> int:
         """The same, of several devices; under the lock."""
@@ -81,16 +86,16 @@ class Progress:
             newest += 1
         return newest
 
+    @under_lock
     def note(self, num: int, size: int, place: LazyPosition) -> None:
         """The last of the `size` devices that have a batch of round `num` is about to be handed it,
         and it ends at `place`: to be said again where an interrupt has come in between."""
-        with self._lock:
-            self._ends[num] = size, place
-            newest = self._newest()
-            # The newest round stays, and the one before it, since a batch may be taken back.
-            while self._first < newest - 1:
-                self._ends.pop(self._first, None)
-                self._first += 1
+        self._ends[num] = size, place
+        newest = self._newest()
+        # The newest round stays, and the one before it, since a batch may be taken back.
+        while self._first < newest - 1:
+            self._ends.pop(self._first, None)
+            self._first += 1
 
 
 logger = logging.getLogger("feeder")

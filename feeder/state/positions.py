@@ -226,11 +226,16 @@ class Positions:
                 "feeder.sources, or skip in process"
             )
         if turns.first and has_more and not rounds_end:
-            raise ResumeError(
-                f"the position of feed {config.name!r} is in the last round of a stream that ended "
-                f"with epoch {cut.epoch} and goes on now; resume from the position of its end, or "
-                "of an earlier round"
-            )
+            # Where its round ended follows from how many rows the epoch has.
+            known = skip_ahead(config.stream, found.cut, turns, now[0])
+            if known is None:
+                raise ResumeError(
+                    f"the position of feed {config.name!r} is within a round of epoch {cut.epoch}, "
+                    "with which the stream ended then and goes on now, and how many batches that "
+                    "round had is known only where the source tells its number of rows (rows and "
+                    "gives_all_rows); resume from the position of the epoch's end, or in process"
+                )
+            found, turns = found._replace(cut=known[0]), known[1]
         # What was dealt before tells how many rows the batches have that are left of its round.
         size = now[1] if then is None else then.batch_size
         if turns.first and skip and size != now[1]:

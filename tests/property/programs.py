@@ -621,9 +621,16 @@ def check_leg(stream: Stream, leg: Leg, stand: Stand, seed: int) -> Stand:
     records = [note_at(batch, stream.axes) for batch, _ in batches]
     ends = [stand.at, *(end for _, end in batches)]
     rounds = naive_dealing(records, 0, leg.devices, stream.rounds, stream.last_round)
-    skipped = [end for end, _ in islice(rounds, leg.skip)]
-    failing = failing_in(leg, stream, naive, ends[max(skipped, default=0)].row)
+    for _ in islice(rounds, leg.skip):
+        pass
     dealt = list(islice(rounds, leg.rounds))
+    failing_from = stand.at.row
+    if leg.skip:
+        # Of rows that are skipped nobody knows whether they were called for, and neither of those
+        # that an epoch leaves out behind them.
+        first = dealt[0][1][0][2] - stand.at.step if dealt else len(batches)
+        failing_from = ends[first + 1].row - batches[first][0][3] if dealt else naive.ends[-1]
+    failing = failing_in(leg, stream, naive, failing_from)
     following = next(rounds, None)
     with running(stream, leg, stand.position, seed, failing[:2]) as (coordinator, devices):
         reader = Reader(devices, leg)

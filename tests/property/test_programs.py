@@ -86,6 +86,19 @@ def test_it_is_that_of_the_naive_stream_where_runs_are_served(program: Program) 
 
 
 @pytest.mark.served
+@pytest.mark.parametrize("whose", [0, 1])
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_a_source_goes_on_in_the_last_round_of_fewer_epochs_where_it_is_served(
+    rounds: int, whose: int
+) -> None:
+    stream = SHORT_LAST_CALL._replace(
+        epochs=[[[11], [], []], [[7], [], []]], workers=1, last_round="uneven"
+    )
+    legs = [Leg(3, rounds, epochs=1, carrier="token", whose=whose), Leg(2, 2, transport="ipc")]
+    check(Program(stream, [*legs, Leg()], 0))
+
+
+@pytest.mark.served
 def test_a_campaign_counts_its_programs() -> None:
     done = run(seed=1, examples=5)
     assert done["programs by ticket"] == done["programs by arrival"] == 5 <= done["runs"]

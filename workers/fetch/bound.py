@@ -64,6 +64,14 @@ class Bound:
         has_bytes = held + num_calling * self.call_bytes < self.max_bytes
         return self.rows + self.kept_rows < self.max_rows and has_bytes
 
+    def calls_left(self, num_calling: int) -> int:
+        """For how many calls there is room where there is some, beside so many under way."""
+        # Else a thread that has the calls of many workers on its tickets makes them all: of 64
+        # workers of 120 kB under a bound of one chunk 16 were buffered (2026-11-28).
+        held = self.bytes + self.kept_rows * (self.row_bytes or 0)
+        num_bytes = self.max_bytes - held - num_calling * self.call_bytes
+        return max(1, self.calls_in(self.max_rows - self.rows - self.kept_rows, num_bytes))
+
     @property
     def starving(self) -> bool:
         """Whether a device has no batch: then the call whose turn it is may be made above the
@@ -71,12 +79,12 @@ class Bound:
         and not at the one whose batch is next."""
         return 0 in self.waiting
 
-    def shares(self, num_threads: int) -> tuple[int, int]:
-        """The rows and bytes that there is room for, in equal shares."""
+    def shares(self, num: int) -> tuple[int, int]:
+        """The rows and bytes that there is room for, in so many equal shares."""
         rows, num_bytes = self.max_rows - self.rows - self.kept_rows, self.max_bytes - self.bytes
         if self.row_bytes:
             rows = min(rows, num_bytes // self.row_bytes)
-        return rows // num_threads, num_bytes // num_threads
+        return rows // num, num_bytes // num
 
     def calls_in(self, rows: int, num_bytes: int) -> int:
         """How many calls give about so much."""

@@ -82,7 +82,7 @@ class Fetcher:
     def run(self, thread: int) -> None:
         """Thread body: draw tickets and make their calls, until no call is left."""
         most = 1
-        while tickets := self._queue.draw(most):
+        while (tickets := self._queue.draw(most)) is not None:
             began, num, asked = time.monotonic(), 0, 0
             while (ticket := _next_of(tickets)) is not None:
                 asked += ticket.num_left
@@ -106,8 +106,10 @@ class Fetcher:
             if self._is_fresh[ticket.partition]:
                 self._put_back(ticket, calls)
         except BaseException as error:
-            self._fail(ticket, number, (0, 0), error)
+            self._fail(ticket, ticket.first, number, (0, 0), error)
             return 0
+        # Not asked of the ticket later: what came may be taken from it at any moment.
+        first = ticket.first
         began, computed = time.monotonic(), time.thread_time()
         stats.begin_list(number, began)
         num_calls, rows, num_bytes, outcome = self._call(ticket, calls)
@@ -117,7 +119,7 @@ class Fetcher:
         stats.end_list(number, num_calls, rows, num_bytes, now, computed_s)
         if num_calls:
             ticket.pause_s, ticket.failures, ticket.failure = 0.0, 0, None
-        self._judge(ticket, calls, number, (rows, num_bytes), outcome)
+        self._judge(ticket, first + num_calls, calls, number, (rows, num_bytes), outcome)
         return num_calls
 
     def _put_back(self, ticket: Ticket, calls: PartitionCalls) -> None:
@@ -190,10 +192,11 @@ class Fetcher:
         return num_calls, rows, num_bytes, outcome
 
     def _judge(
-        self, ticket: Ticket, calls: PartitionCalls, number: int, came: tuple[int, int],
-        outcome: object,
+        self, ticket: Ticket, call: int, calls: PartitionCalls, number: int,
+        came: tuple[int, int], outcome: object,
     ) -> None:  # fmt: skip
-        """Give a ticket back whose calls gave so many rows and bytes, and the last one this."""
+        """Give a ticket back whose calls gave so many rows and bytes, and the last one, `call`,
+        this."""
         if outcome is _DONE:
             self._queue.give_back(ticket, *came)
         elif outcome is None:
@@ -205,20 +208,20 @@ class Fetcher:
             try:
                 ending: End | FeedError = End(calls.mark() if self._spec.seekable else None)
             except BaseException as error:
-                ending = self._failed(ticket, error)
+                ending = self._failed(ticket, call, error)
             self._queue.give_back(ticket, *came, ending=ending)
         else:
             assert isinstance(outcome, BaseException)
-            self._retry(ticket, calls, number, came, outcome)
+            self._retry(ticket, call, calls, number, came, outcome)
 
     def _retry(
-        self, ticket: Ticket, calls: PartitionCalls, number: int, came: tuple[int, int],
-        error: BaseException,
+        self, ticket: Ticket, call: int, calls: PartitionCalls, number: int,
+        came: tuple[int, int], error: BaseException,
     ) -> None:  # fmt: skip
         """A call raised: have it made again, or put its error in its place in the stream."""
         is_lost = isinstance(error, CallLost) or not isinstance(error, Exception)
         if is_lost or ticket.failures >= self._run.retries or self._is_of_the_end(error):
-            self._fail(ticket, number, came, error)
+            self._fail(ticket, call, number, came, error)
             return
         self._stats.fail(number, in_words(error))
         self._stats.retries[number] += 1
@@ -226,14 +229,15 @@ class Fetcher:
         try:
             calls.undo()
         except BaseException as undo_error:
-            self._queue.give_back(ticket, *came, ending=self._failed(ticket, undo_error))
+            ending = self._failed(ticket, call, undo_error)
+            self._queue.give_back(ticket, *came, ending=ending)
             return
         pause_s = self._run.retry_backoff_s * 2**ticket.failures
         ticket.failures, ticket.failure = ticket.failures + 1, error
         self._queue.give_back(ticket, *came, put_off_s=pause_s)
 
     def _fail(
-        self, ticket: Ticket, number: int, came: tuple[int, int], error: BaseException
+        self, ticket: Ticket, call: int, number: int, came: tuple[int, int], error: BaseException
     ) -> None:
         """An error takes the place of all that the partition could give from here on."""
         if self._is_of_the_end(error):
@@ -242,20 +246,17 @@ class Fetcher:
         self._stats.fail(number, in_words(error))
         # What a function raises as it is put back says so by itself.
         if not (isinstance(error, FeedError) and self._is_fresh[ticket.partition]):
-            error = self._failed(ticket, error)
+            error = self._failed(ticket, call, error)
         self._queue.give_back(ticket, *came, ending=error)
 
     def _is_of_the_end(self, error: BaseException) -> bool:
         """Whether a call in a process was cut off because the stream is over: no fault of its."""
         return isinstance(error, ClosedError) and self._queue.closed
 
-    def _failed(self, ticket: Ticket, error: BaseException) -> FetchError:
-        at = ticket.first + len(ticket.chunks)
-        worker_id, number = self._names.of_call(ticket.partition, at)
+    def _failed(self, ticket: Ticket, call: int, error: BaseException) -> FetchError:
+        worker_id, call = self._names.of_call(ticket.partition, call)
         failed = FetchError(
-            f"worker {worker_id}, call {number}: {told_of(error)}",
-            worker_id=worker_id,
-            call=number,
+            f"worker {worker_id}, call {call}: {told_of(error)}", worker_id=worker_id, call=call
         )
         failed.__cause__ = error
         return failed

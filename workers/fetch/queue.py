@@ -16,12 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from feeder.workers.errors import ClosedError, FeedError, FetchTimeout, in_words
 from feeder.workers.fetch.bound import Bound, Held
-from feeder.workers.fetch.threads import Wakes, stack
+from feeder.workers.fetch.threads import Wakes, stack, under_lock
 from feeder.workers.fetch.tickets import IndexTickets, Ticket, Tickets
 from feeder.workers.spec import CallNames
 from feeder.workers.stats import Stopwatch, StreamStats
@@ -93,7 +92,7 @@ class Queue:
         self._tickets, self._bound, self._stats, self._names = tickets, bound, stats, names
         self._users, self._num_threads, self._epochs = users, num_threads, epochs
         self._timeout_s, self._stack_of = timeout_s, stack_of
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # What came and was not collected; and how many calls the merge has that it cannot use yet.
         self._came: list[Came] = []
         self._num_came = self._came_bytes = self._num_held = 0
@@ -126,9 +125,10 @@ class Queue:
 
     # ---- the fetchers' side
 
-    def draw(self, most: int) -> deque[Ticket]:
-        """Wait for calls that may be made, at most so many; nothing when no call is left. What the
-        thread has not taken off its end may be taken back while a call takes long."""
+    def draw(self, most: int) -> deque[Ticket] | None:
+        """Wait for calls that may be made, at most so many; None when no call is left. Whoever has
+        drawn tickets takes them from the left one by one: those that it has not begun may be taken
+        from it at any moment, all of them."""
         ident, waits, until = threading.get_ident(), False, math.inf
         while True:
             with self._lock:
@@ -143,13 +143,18 @@ class Queue:
                     self._stats.idle.change(-1, now)
                 if self.closed or self._is_over:
                     self._wake_all_fetchers()
-                    return deque()
+                    return None
                 self._tickets.end_pauses(now)
+                if self.cuts_short and not self._waits:
+                    # Somebody waits: what lay behind a call that lasts would wait for the next
+                    # look, which comes late.
+                    most = 1
                 most_rows, most_bytes = self._bound.shares(self._num_threads)
                 if self._waits:
                     # A process cannot be told later that there is no room for more.
                     most = max(1, min(most, self._bound.calls_in(most_rows, most_bytes)))
                 if tickets := deque(self._draw(most)):
+                    most_rows, most_bytes = most_rows // len(tickets), most_bytes // len(tickets)
                     for ticket in tickets:
                         ticket.ident, ticket.called_at = ident, now
                         ticket.most_rows, ticket.most_bytes = most_rows, most_bytes
@@ -172,8 +177,7 @@ class Queue:
 
     def _draw(self, most: int) -> list[Ticket]:
         if self._has_room:
-            # Calls behind one that takes long are nobody's: they may be what it waits for.
-            return self._tickets.draw(1 if self.cuts_short and not self._waits else most)
+            return self._tickets.draw(min(most, self._bound.calls_left(len(self._calling))))
         if not self._may_go_above:
             return []
         if self._wanted is None:
@@ -211,6 +215,9 @@ class Queue:
             counted_rows, counted_bytes = ticket.counted
             ticket.counted = 0, 0
             self._take(ticket, ending, rows - counted_rows, num_bytes - counted_bytes)
+            # What came may be larger than all before.
+            if (behind := self._calling.get(ticket.ident or 0)) and not self._bound.has_room():
+                self._give_back_all(behind)
             if ending is not None:
                 self._tickets.close(ticket, ended=isinstance(ending, End))
             else:
@@ -223,10 +230,11 @@ class Queue:
                 self._arrived.notify()
 
     def _take(
-        self, ticket: Ticket, ending: End | FeedError | None, rows: int, num_bytes: int
-    ) -> int:
-        """Take what a ticket's calls have given; returns how many did."""
-        first, chunks, marks = ticket.take(marked=self._is_marked)
+        self, ticket: Ticket, ending: End | FeedError | None, rows: int, num_bytes: int,
+        count: int | None = None,
+    ) -> int:  # fmt: skip
+        """Take what a ticket's calls have given, or so many of it; returns how many did."""
+        first, chunks, marks = ticket.take(marked=self._is_marked, count=count)
         if self.closed:
             # Nobody collects any more, and rows that are kept would outlive the feed.
             return 0
@@ -354,25 +362,36 @@ class Queue:
         self.cuts_short, self._is_quick = True, False
         # Rows that exist are not held back by the call after them, nor calls by one that does not
         # return.
-        for drawn in self._calling.values():
-            with suppress(IndexError):  # The thread goes on meanwhile.
-                while True:
-                    self._tickets.put_back(drawn.pop())
+        for tickets in self._calling.values():
+            self._give_back_all(tickets)
         self._tickets.cut_short()
         for ticket in list(self._tickets.running):
-            count = len(ticket.chunks)
+            # What comes from here on is not taken: it was not counted.
+            count = ticket.count(marked=self._is_marked)
             rows = sum(map(self._count_rows, ticket.chunks[:count]))
             row_bytes = self._bound.row_bytes
             num_bytes = (
                 sum(map(count_bytes, ticket.chunks[:count]))
                 if row_bytes is None else rows * row_bytes
             )  # fmt: skip
-            if count and self._take(ticket, None, rows, num_bytes):
+            if count and self._take(ticket, None, rows, num_bytes, count):
                 ticket.counted = ticket.counted[0] + rows, ticket.counted[1] + num_bytes
                 if rows:
                     ticket.since, self._hungry_since = time.monotonic(), None
         self._wake_fetcher()
         return self._is_there
+
+    def _give_back_all(self, tickets: deque[Ticket]) -> None:
+        """Give back the tickets that a thread has not begun."""
+        while True:
+            try:
+                ticket = tickets.pop()
+            except IndexError:
+                return  # Its thread may be faster.
+            # It was not called: nobody has waited for it.
+            if ticket.since == ticket.called_at:
+                ticket.since = None
+            self._tickets.put_back(ticket)
 
     def _count_rows(self, chunk: Any) -> int:
         """The rows of a chunk; 1 of what is none, as the merge will say."""
@@ -479,12 +498,12 @@ class Queue:
             self._bound.waiting[device] += batches
             self._stats.queued[device] += batches
 
+    @under_lock
     def hand_out(self, device: int, held: Held) -> None:
         """Batches of a device have been handed out: they are buffered no longer. Harmless when
         said again, as if an interrupt came before all had been woken."""
-        with self._lock:
-            self._bound.hand_out(device, held)
-            self._make_use_of_room()
+        self._bound.hand_out(device, held)
+        self._make_use_of_room()
 
     def _make_use_of_room(self) -> None:
         self._wake_fetcher()
@@ -508,15 +527,17 @@ class Queue:
             self._room.wait()
         room.stop(time.monotonic())
 
+    @under_lock
     def close(self) -> None:
         """End the stream: whoever waits here is woken, and no call is made any more."""
-        with self._lock:
-            self.closed = self.cuts_short = True
-            # Nobody collects any more, and rows that are kept would outlive the feed.
-            self._came.clear()
-            self._wake_all_fetchers()
-            for condition in (self._arrived, self._room, self._closing):
-                condition.notify_all()
+        self.closed = self.cuts_short = True
+        # Nobody collects any more, and rows that are kept would outlive the feed.
+        self._came.clear()
+        for tickets in self._calling.values():
+            self._give_back_all(tickets)
+        self._wake_all_fetchers()
+        for condition in (self._arrived, self._room, self._closing):
+            condition.notify_all()
 
     def _wake_fetcher(self) -> None:
         """Wake a fetcher that waits, if there is a call for it, or will be before one goes on by

@@ -79,15 +79,23 @@ class Ticket:
         """Calls that were not made."""
         return self.stop - self.first
 
-    def take(self, *, marked: bool) -> tuple[int, list[Any], list[bytes] | None]:
-        """The number of the first call whose chunk was not taken, and the chunks from there on.
+    def count(self, *, marked: bool) -> int:
+        """How many chunks have come and were not taken; of a feed with cursors, with a cursor."""
+        # Of a chunk whose cursor is missing still, a position could not be told.
+        return min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
+
+    def take(
+        self, *, marked: bool, count: int | None = None
+    ) -> tuple[int, list[Any], list[bytes] | None]:
+        """The number of the first call whose chunk was not taken, and the chunks from there on, so
+        many of those that are there; None for all.
 
         Safe beside the thread that is appending: it appends the chunk, then the cursor, and to take
         a head off a list is one operation.
         """
-        # The length first: what is appended from here on stays. Of a chunk whose cursor is missing
-        # still, a position could not be told.
-        count = min(len(self.chunks), len(self.marks)) if marked else len(self.chunks)
+        # The length first: what is appended from here on stays.
+        if count is None:
+            count = self.count(marked=marked)
         first, chunks, marks = self.first, self.chunks[:count], self.marks[:count]
         del self.chunks[:count], self.marks[:count]
         self.first += count
@@ -193,7 +201,16 @@ class IndexTickets(Tickets):
 
     @property
     def is_ready(self) -> bool:
-        return bool(self._back) or self._run(1)[1] > 0
+        return self._may_draw_back or self._run(1)[1] > 0
+
+    @property
+    def _may_draw_back(self) -> bool:
+        """Whether the first ticket that came back may be drawn: what lies behind one that is put
+        off waits with it, also if a look has made two tickets of one."""
+        if not self._back:
+            return False
+        is_free = len(self.running) + len(self._put_off) < self._num_threads
+        return is_free or self._back[0][0] < min((one[2] for one in self._put_off), default=0)
 
     def _run(self, most: int) -> tuple[int, int]:
         """The next call that was not drawn, and how many from there on may be."""
@@ -210,7 +227,7 @@ class IndexTickets(Tickets):
         return first, num
 
     def draw(self, most: int) -> list[Ticket]:
-        if self._back:
+        if self._may_draw_back:
             ticket = heappop(self._back)[1]
         else:
             first, num = self._run(most)

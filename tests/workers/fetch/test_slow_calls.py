@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, chunk, ids, make
+from feeder.workers.fetch.queue import Queue
+from feeder.workers.fetch.tickets import Ticket
+from small import WAIT_S, Pure, chunk, ids, make
 
 pytestmark = pytest.mark.served
 
@@ -108,3 +111,20 @@ def test_rows_that_come_after_a_lull_are_handed_over() -> None:
         taken.set()
         assert len(list(feed)) == 1
     assert in_time == [True]
+
+
+def test_a_thread_whose_tickets_are_all_taken_from_it_draws_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw, turns = Queue.draw, count()
+
+    def draw_in_vain(queue: Queue, most: int) -> deque[Ticket] | None:
+        drawn = draw(queue, most)
+        if drawn and next(turns) % 2:
+            with queue._lock:
+                queue._give_back_all(drawn)
+        return drawn
+
+    monkeypatch.setattr(Queue, "draw", draw_in_vain)
+    with make(Pure(20, 4), num_threads=2, epochs=1) as coordinator:
+        assert len(list(coordinator["train"])) == 20

@@ -104,9 +104,14 @@ def test_each_workers_calls_are_made_in_order_and_no_epoch_early(seed: int) -> N
         assert numbers == list(range(sum(ends[worker])))
 
 
-def test_a_call_that_has_nothing_yet_keeps_its_thread_from_the_next_ones() -> None:
+@pytest.mark.parametrize("is_looked_at", [False, True])
+def test_a_call_that_has_nothing_yet_keeps_its_thread_from_the_next_ones(
+    is_looked_at: bool,
+) -> None:
     tickets = IndexTickets(start(1), 1)
     (ticket,) = tickets.draw(4)
+    if is_looked_at:
+        tickets.cut_short()
     tickets.put_back(ticket, 1.0)
     assert (tickets.draw(4), tickets.is_ready, tickets.due) == ([], False, 1.0)
     tickets.end_pauses(1.0)
@@ -139,16 +144,20 @@ def test_what_is_beyond_a_call_that_failed_is_not_drawn() -> None:
 # ---- the queue
 
 
-def make_queue(num_threads: int = 2, max_rows: int = 100) -> Queue:
+def make_queue(num_threads: int = 2, max_rows: int = 100, num_workers: int = 0) -> Queue:
+    """The queue of a pure function, or of so many workers."""
+    num, pure = max(1, num_workers), not num_workers
     spec = StreamSpec(
-        fetch=print, pure=True, cursor=None, seek=None, names=("id",), axes=(0,), batch_size=5,
-        num_workers=1, first_worker_id=0, seed=0, epochs=1, last_batch="keep", last_round="uneven",
-        order="ticket", dont_rebatch=False, repeatable=True,
+        fetch=print, pure=pure, cursor=None, seek=None, names=("id",), axes=(0,), batch_size=5,
+        num_workers=num, first_worker_id=0, seed=0, epochs=1, last_batch="keep",
+        last_round="uneven", order="ticket", dont_rebatch=False, repeatable=True,
     )  # fmt: skip
-    partitions = Partitions(num_partitions=1, pure=True, arrival=False)
+    partitions = Partitions(num_partitions=num, pure=pure, arrival=False)
+    tickets = WorkerTickets(start(num), num_threads, arrival=False)
     return Queue(
-        IndexTickets(start(1), num_threads), Bound(max_rows, 2**30, 1, 0, 1),
-        StreamStats(num_threads, 1), CallNames(spec, partitions), (),
+        IndexTickets(start(1), num_threads) if pure else tickets,
+        Bound(max_rows, 2**30, 1, 0, num), StreamStats(num + num_threads, 1),
+        CallNames(spec, partitions), (),
         num_threads=num_threads, timeout_s=WAIT_S, epochs=1,
     )  # fmt: skip
 
@@ -156,7 +165,7 @@ def make_queue(num_threads: int = 2, max_rows: int = 100) -> Queue:
 def draw(queue: Queue, most: int) -> list[Ticket]:
     """What a thread draws, and has begun."""
     drawn = queue.draw(most)
-    return [drawn.popleft() for _ in range(len(drawn))]
+    return [] if drawn is None else [drawn.popleft() for _ in range(len(drawn))]
 
 
 def give(queue: Queue, ticket: Ticket, rows: int = 1) -> None:
@@ -206,6 +215,50 @@ def test_who_draws_while_somebody_waits_draws_one_call() -> None:
     assert not queue._look() and not drawn
     assert [(one.first, one.stop) for one in draw(queue, 4)] == [(0, 1)]
     assert [(one.first, one.stop) for one in draw(queue, 4)] == [(1, 2)]
+
+
+def test_what_comes_while_a_look_counts_is_not_taken_uncounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = make_queue()
+    (ticket,) = draw(queue, 4)
+    ticket.chunks.append((np.zeros(2),))
+
+    def count_rows(chunk: tuple[np.ndarray, ...]) -> int:
+        ticket.chunks.append((np.zeros(3),))  # The fetcher's thread is not held up.
+        return len(chunk[0])
+
+    monkeypatch.setattr(queue, "_count_rows", count_rows)
+    queue._look()
+    ((_, _, _, chunks, _, _),) = queue._came
+    assert queue._bound.rows == sum(len(rows) for (rows,) in chunks) == 2
+
+
+def test_what_is_behind_a_call_that_does_not_return_goes_to_other_threads() -> None:
+    queue = make_queue(num_workers=4)
+    drawn = queue.draw(8)
+    assert drawn is not None
+    slow = drawn.popleft()
+    since = slow.since
+    assert [one.partition for one in (slow, *drawn)] == [0, 1, 2, 3]
+    queue._look()
+    assert not drawn
+    # Of these one by one: there is no other look soon.
+    for worker in (1, 2, 3):
+        assert [(one.partition, one.first) for one in draw(queue, 8)] == [(worker, 0)]
+    assert (slow.since, slow.stop) == (since, 1)
+
+
+def test_so_many_workers_are_called_at_once_as_there_is_room_for() -> None:
+    queue = make_queue(num_workers=8, max_rows=5)
+    give(queue, *draw(queue, 1), rows=2)
+    assert len(draw(queue, 8)) == 1
+    # What comes is larger than what came before: the tickets behind it go back.
+    queue = make_queue(num_workers=8)
+    drawn = queue.draw(8)
+    assert drawn is not None and len(drawn) == 8
+    give(queue, drawn.popleft(), rows=100)
+    assert not drawn
 
 
 def test_only_calls_of_batches_that_have_a_slot_are_made() -> None:

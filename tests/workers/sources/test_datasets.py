@@ -18,6 +18,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, SampleInfo, arrays, pack, records, samples
 from feeder.workers.sources.stores import reading
 from feeder.workers.stream.copying import is_sole_owner
+from needs import needs_counts
 
 
 def test_what_a_function_is_told() -> None:
@@ -385,6 +386,7 @@ def test_rows_of_all_kinds_are_stacked(rows: Any) -> None:
     assert (column == rows).all() and column.flags.c_contiguous and column.flags.writeable
 
 
+@needs_counts
 def test_stacked_rows_are_passed_on_without_a_copy() -> None:
     columns = records([np.arange(3)] * 2)(call(0, 2))
     assert is_sole_owner(columns, 0)

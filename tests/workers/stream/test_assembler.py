@@ -18,6 +18,7 @@ from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import End, EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import Frame, Partitions, Span
 from feeder.workers.stream.rounds import Turns
+from needs import needs_counts
 
 LANES = Partitions(num_partitions=1, pure=False, arrival=False)
 
@@ -151,6 +152,7 @@ def test_a_chunk_that_somebody_else_can_see_is_copied(change: Any) -> None:
     assert is_copied(change)
 
 
+@needs_counts
 def test_a_chunk_that_nobody_else_can_see_is_passed_on() -> None:
     assert not is_copied(lambda array, kept: array)
 

@@ -16,6 +16,7 @@ import feeder
 from feeder.workers.stream import copying, memory
 from feeder.workers.stream.copying import is_sole_owner
 from feeder.workers.stream.memory import Memory, Pool
+from needs import needs_counts
 from project import printed
 from small import WAIT_S, make
 
@@ -139,6 +140,7 @@ def test_threads_never_share_memory() -> None:
 # ---- passing on
 
 
+@needs_counts
 @pytest.mark.parametrize("hold", [lambda a: a, lambda a: a.base, lambda a: a[1:], weakref.ref])
 def test_joined_memory_has_a_sole_owner_while_nobody_else_holds_it(hold: Any) -> None:
     arrays = [np.ndarray(8, np.uint8, bytearray(8))]
@@ -149,12 +151,20 @@ def test_joined_memory_has_a_sole_owner_while_nobody_else_holds_it(hold: Any) ->
     assert is_sole_owner(arrays, 0)
 
 
+@needs_counts
 def test_a_view_that_somebody_holds_is_an_owner(view_of: Callable[[Any], Any]) -> None:
     arrays = [lent(Pool())]
     view = view_of(arrays[0])
     assert not is_sole_owner(arrays, 0)
     del view
     assert is_sole_owner(arrays, 0)
+
+
+def test_nothing_has_a_sole_owner_without_the_interpreters_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copying, "_GIL", False)
+    assert not is_sole_owner([np.ndarray(8, np.uint8, bytearray(8))], 0)
 
 
 def test_part_of_lent_memory_has_no_sole_owner_beside_the_rest() -> None:
@@ -164,6 +174,7 @@ def test_part_of_lent_memory_has_no_sole_owner_beside_the_rest() -> None:
     assert not is_sole_owner([lent(Pool()).T], 0)
 
 
+@needs_counts
 @pytest.mark.parametrize("least", [1, 1 << 40])
 def test_who_owns_lent_memory_is_told_whatever_the_pool_lends(
     least: int, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +206,7 @@ def batches_of(pool: Pool, begins: list[int], **settings: Any) -> feeder.Coordin
     return make(fetch, ["x"], len(lent(pool)), num_worker_threads=1, repeatable=False, **settings)
 
 
+@needs_counts
 @pytest.mark.parametrize("writable", [False, True])
 def test_a_chunk_in_lent_memory_is_the_batch(writable: bool) -> None:
     pool, begins = Pool(), list[int]()
