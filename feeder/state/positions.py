@@ -218,7 +218,7 @@ class Positions:
         rounds_end = config.stream.rounds == "epoch"
         has_more = then is not None and then.epochs == cut.epoch + 1 != config.stream.epochs
         found, turns = self._begin(resume, skip)
-        assert found is not None and turns.dealing is not None
+        assert found is not None
         if turns.first and skip and rounds_end:
             raise ConfigError(
                 f"skip is {skip}, and rounds is 'epoch': where that leads to is known only where "
@@ -245,9 +245,9 @@ class Positions:
                 "this number of queues"
             )
         # The batches up to there are nobody's: so the position says it to whoever reads it next.
-        first = found.cut.step - turns.first
-        start = first if turns.first else turns.dealing.start
-        dealing = turns.dealing._replace(start=start, batch_size=size)
+        first, dealing = found.cut.step - turns.first, turns.dealing
+        assert dealing is not None
+        dealing = dealing._replace(start=first if turns.first else dealing.start, batch_size=size)
         return found._replace(cut=replace(found.cut, dealing=dealing))
 
     def within(self, cut: Cut) -> tuple[int, int | None]:
