@@ -185,6 +185,7 @@ class Assembler:
             self._drop()
             if self._last is not None:
                 # That its last batch was the last of the epoch is known only now.
+                self._last.drops_rest = bool(rest) and self._spec.global_batch_size is not None
                 self._last.after = place
         self.epoch, self.index = position.epoch, 0
         self._begin_places()

@@ -367,8 +367,8 @@ class LazyPosition:
     """
 
     __slots__ = (
-        "after", "batch", "epoch", "frame", "index", "num_chunks", "partial", "span", "step",
-        "taken",
+        "after", "batch", "drops_rest", "epoch", "frame", "index", "num_chunks", "partial", "span",
+        "step", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -390,6 +390,8 @@ class LazyPosition:
         self.step = 0
         self.after: LazyPosition | None = None
         """The start of the next epoch, once this is known to be the end of its own."""
+        self.drops_rest = False
+        """Whether rows lie between this and that start which batches of another size may have."""
         self.batch: Callable[[], HasColumns | None] | None = None
         """A weak reference to the batch that ended here, where its last chunk is compared."""
 
@@ -404,8 +406,9 @@ class LazyPosition:
     def cut(self) -> Cut:
         """The place as the user is given it."""
         # The batch was its epoch's last: (epoch, last + 1) and (epoch + 1, 0) are one place, and
-        # cuts that name one place are equal.
-        if self.after is not None:
+        # cuts that name one place are equal. With rows in between it is another place, whether or
+        # not the end is known by now.
+        if self.after is not None and not self.drops_rest:
             cut = self.settled().cut()
             # Of the call's epoch nothing is written but that it is the one before.
             if cut.finished or cut.position.epoch != self.span.start.epoch + 1:

@@ -36,6 +36,34 @@ def test_a_position_is_that_of_the_batch_handed_out_however_many_wait(take: str)
             assert ids(resumed["train"]) == ids(seen[i:]), i
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["end not known", "end known"])
+def test_rows_that_a_larger_batch_leaves_out_are_there_for_smaller_ones(is_known: bool) -> None:
+    """Whether the end of the epoch was known when the position was taken."""
+    goes_on = threading.Event()
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 1:
+            assert goes_on.wait(WAIT_S)
+        if call.index > 1:
+            raise StopIteration
+        return (np.arange(14)[slice(12) if call.index == 0 else slice(12, 14)] + 100 * call.epoch,)
+
+    settings = {
+        "batch_size": None, "global_batch_size": 12, "last_batch": "drop", "rounds": "epoch",
+        "epochs": 2,
+    }  # fmt: skip
+    with make(fetch, **settings) as coordinator:
+        if is_known:
+            goes_on.set()
+            wait_until_all_is_enqueued()
+        assert len(next(coordinator["train"])["id"]) == 12
+        position = coordinator.state_dict()
+        goes_on.set()
+    with make(fetch, devices=6, resume=position, **settings) as coordinator:
+        assert next(coordinator["train"].on(0))["id"].tolist() == [12, 13]
+        assert next(coordinator["train"].on(0))["id"].tolist() == [100, 101]
+
+
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_batches_before_an_error_arrive_however_early_it_is_known(num_devices: int) -> None:
     def fetch(call: feeder.Call) -> Any:
