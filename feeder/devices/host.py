@@ -99,7 +99,7 @@ class HostQueue:
             self._raise_closed()
             is_awaited, num_bytes = self._user_waits, batches[-1].held_bytes * self.capacity
             self._wake_user()
-            if is_awaited and batches[-1].is_copied and num_bytes > _YIELD_BYTES:
+            if is_awaited and batches[-1]._is_copied and num_bytes > _YIELD_BYTES:
                 self._enqueuer_waits = True
                 self._drained.wait(_YIELD_S)
 

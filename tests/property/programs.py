@@ -532,7 +532,7 @@ class Reader:
 
     def read_rounds(
         self, dealt: list[tuple[int, list[Record]]], ends: list[At], stream: Stream,
-        failing: Failing,
+        naive: NaiveStream, failing: Failing,
     ) -> int:  # fmt: skip
         """Read these rounds, or those that come before a call fails; how many they are."""
         order = [(r, device) for r, (_, parts) in enumerate(dealt) for device in range(len(parts))]
@@ -541,9 +541,10 @@ class Reader:
         for r, device in order:
             end, parts = dealt[r]
             # Where rounds may be dropped all batches of one come with its last; repeated ones come
-            # with the one that they repeat.
+            # when the end of the epoch is known.
             last = parts[-1 if stream.last_round == "drop" else device]
-            if ends[min(last[2] - ends[0].step + 1, end)].row > failing.row:
+            row = ends[min(last[2] - ends[0].step + 1, end)].row
+            if (row if last[3] else naive.ends[last[0]]) > failing.row:
                 return r
             self._got[r, device] = self.read(device, parts[device])
         return len(dealt)
@@ -634,7 +635,7 @@ def check_leg(stream: Stream, leg: Leg, stand: Stand, seed: int) -> Stand:
     following = next(rounds, None)
     with running(stream, leg, stand.position, seed, failing[:2]) as (coordinator, devices):
         reader = Reader(devices, leg)
-        num = reader.read_rounds(dealt, ends, stream, failing)
+        num = reader.read_rounds(dealt, ends, stream, naive, failing)
         is_over = num == len(dealt) and following is None and failing.row == math.inf
         if num < len(dealt) or following is None:
             reader.check_end(failing)
@@ -645,7 +646,12 @@ def check_leg(stream: Stream, leg: Leg, stand: Stand, seed: int) -> Stand:
         reader.check_kept()
         # Rows that are carried make the last batch of an epoch the first one of the next; what is
         # dropped lies between two batches; a batch that was sent is not told of an epoch's end.
-        is_cut = stream.last_batch != "carry" and stream.last_round != "drop"
+        # Nor is the end of an epoch the place after its last batch if smaller batches, of more
+        # queues, may have the rows in between.
+        has_rest = stream.last_batch == "carry" or (
+            stream.last_batch == "drop" and stream.is_global
+        )
+        is_cut = not has_rest and stream.last_round != "drop"
         if is_cut and not leg.transport:
             reader.check_cuts()
         newest = reader.newest(dealt[:num])

@@ -41,10 +41,26 @@ SHORT_LAST_CALL = Stream(
 )  # fmt: skip
 
 
+CARRIED_END = SHORT_LAST_CALL._replace(
+    form="replay", epochs=[[[2], [], []], [[2, 1], [], []], [[2], [], []]], workers=1,
+    last_batch="carry", last_round="uneven", order="ticket",
+)  # fmt: skip
+CARRIED_LEGS = [Leg(2, 1, epochs=2, carrier="token"), Leg()]
+LEFT_OUT = SHORT_LAST_CALL._replace(
+    form="pure", epochs=[[[12], [], []], [[12], [], [2]], [[12], [], []]], size=12, workers=1,
+    is_global=True, last_batch="drop", last_round="uneven", rounds="epoch", order="ticket",
+)  # fmt: skip
+
+
 @examples(30)
 @given(programs())
 # Rounds are skipped from an epoch's end, whose last call is shorter than the others.
 @example(Program(SHORT_LAST_CALL, [Leg(4, 1, 1), Leg(4, 1, 2), Leg(6, 1)], 0))
+# A run of two epochs ends in the middle of a round, with rows that go on to the third otherwise.
+@example(Program(CARRIED_END, [Leg(1, 2, carrier="token"), *CARRIED_LEGS], 0))
+@example(Program(CARRIED_END._replace(form="pure"), [Leg(1, 2, carrier="token"), *CARRIED_LEGS], 0))
+# A batch of one queue leaves out two rows, which are one of six queues.
+@example(Program(LEFT_OUT, [Leg(1, 2, carrier="bytes"), Leg(6, 1), Leg()], 0))
 def test_every_batch_position_and_error_is_that_of_the_naive_stream(program: Program) -> None:
     check(program)
 

@@ -171,7 +171,10 @@ class Assembler:
         place = self.start_of(position)
         # "carry" has no next epoch to carry into at the end of the stream; to drop the rows there
         # would lose them.
-        if rest and (policy in ("keep", "pad") or (policy == "carry" and place.cut().finished)):
+        # Neither had they where another run's stream ended in the middle of its round: they are in
+        # its last batch, which is nobody's here.
+        is_last = policy == "carry" and (place.cut().finished or self._ends_other(position.epoch))
+        if rest and (policy in ("keep", "pad") or is_last):
             if policy == "pad" and not self._older:
                 self._pad(rest)
             end = self._end_of_rest(place)
@@ -226,8 +229,11 @@ class Assembler:
     def ends_round(self, epoch: int) -> bool:
         """Whether a round ends where this epoch begins, though it may not be complete: in each
         epoch, or where the stream of the run ended of which a round is being dropped."""
-        is_older = self.turn < self._first_round and epoch == self._ends_after
-        return is_older or self._spec.rounds == "epoch"
+        return self._ends_other(epoch) or self._spec.rounds == "epoch"
+
+    def _ends_other(self, epoch: int) -> bool:
+        """Whether a round that another run began ends where this epoch begins."""
+        return self.turn < self._first_round and epoch == self._ends_after
 
     def begin_round(self) -> None:
         """The next batch begins a round, whether or not the one at hand is complete."""
@@ -286,7 +292,7 @@ class Assembler:
             self.schema.names, arrays, place, epoch, self.index, self.step, rows, slot=slot
         )
         batch.turn = self.turn
-        batch.is_copied, self._has_copied = self._has_copied, False
+        batch._is_copied, self._has_copied = self._has_copied, False
         self.turn += 1
         self.index = index = self.index + 1
         self.step = place.step = self.step + 1

@@ -137,8 +137,20 @@ class Batch(Mapping[str, NDArray[Any]]):
 
     # A plain class: it is made once per batch, and a frozen dataclass takes ten times as long.
     __slots__ = (
-        "__weakref__", "_names", "_slot", "columns", "epoch", "held_bytes", "index", "is_copied",
-        "kept_rows", "of", "place", "rows", "step", "turn",
+        "__weakref__",
+        "_is_copied",
+        "_names",
+        "_slot",
+        "columns",
+        "epoch",
+        "held_bytes",
+        "index",
+        "kept_rows",
+        "of",
+        "place",
+        "rows",
+        "step",
+        "turn",
     )  # fmt: skip
 
     columns: tuple[NDArray[Any], ...]
@@ -157,7 +169,7 @@ class Batch(Mapping[str, NDArray[Any]]):
     """Bytes that its rows count for in the bound until it is handed out."""
     kept_rows: int
     """Rows of a chunk that is kept for the cut before this batch, until this is handed out."""
-    is_copied: bool
+    _is_copied: bool
     """Whether rows were copied into its memory, which caches may still hold."""
     of: EpochOfBatch | None
     """Its epoch, as whoever hands it out knows it; None before."""
@@ -193,7 +205,7 @@ class Batch(Mapping[str, NDArray[Any]]):
         self.rows = rows
         self.held_bytes = 0
         self.kept_rows = 0
-        self.is_copied = False
+        self._is_copied = False
         self.turn = step
 
     def arrays(self) -> tuple[NDArray[Any], ...]:

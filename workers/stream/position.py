@@ -50,7 +50,8 @@ class Cut:
     """The place in the stream just after a batch.
 
     Two cuts are equal when they name the same place. Where the end of the epoch was known when
-    the cut was read, (epoch, last + 1) is written as (epoch + 1, 0).
+    the cut was read, (epoch, last + 1) is written as (epoch + 1, 0). It is not if rows are left out
+    in between which batches of another size may have.
     """
 
     epoch: int

@@ -35,7 +35,10 @@ def skip_ahead(spec: StreamSpec, cut: Cut, turns: Turns, num: int) -> tuple[Cut,
     while True:
         rows = fetch.rows(epoch, asked)
         left = carried + max(0, rows - taken)
-        num_left = left // size if spec.last_batch in ("drop", "carry") else -(-left // size)
+        # What another run's stream ended with was a batch, also of rows that are carried otherwise.
+        ends_other = turn < turns.first_round and epoch + 1 == turns.ends_after
+        is_cut = spec.last_batch == "drop" or (carries and not ends_other)
+        num_left = left // size if is_cut else -(-left // size)
         is_last = epoch + 1 == spec.epochs
         moved = min(max(0, num_left - is_last), -turn)
         index, step, turn = index + moved, step + moved, turn + moved
@@ -45,7 +48,7 @@ def skip_ahead(spec: StreamSpec, cut: Cut, turns: Turns, num: int) -> tuple[Cut,
             break
         if rows == 0 or (drops and index < num):
             return None  # Such an epoch may be an error.
-        carried = left - moved * size if carries else 0
+        carried = max(0, left - moved * size) if carries else 0
         less = (less + rows) % asked if in_step else 0
         epoch, index, taken = epoch + 1, 0, 0
         turn = _at_epoch(spec, turns, epoch, turn, num)

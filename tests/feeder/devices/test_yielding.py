@@ -13,9 +13,9 @@ from feeder.devices.host import HostQueue
 from feeder.waking import OneShotEvent
 from small import WAIT_S, Aside
 
-MUCH: Any = SimpleNamespace(held_bytes=1 << 20, is_copied=True)
-PASSED: Any = SimpleNamespace(held_bytes=1 << 20, is_copied=False)
-LITTLE: Any = SimpleNamespace(held_bytes=1 << 10, is_copied=True)
+MUCH: Any = SimpleNamespace(held_bytes=1 << 20, _is_copied=True)
+PASSED: Any = SimpleNamespace(held_bytes=1 << 20, _is_copied=False)
+LITTLE: Any = SimpleNamespace(held_bytes=1 << 10, _is_copied=True)
 
 
 @pytest.fixture

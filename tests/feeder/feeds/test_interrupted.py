@@ -208,7 +208,7 @@ def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
     reader = threading.Thread(target=lambda: got.append(queue.get()))
     reader.start()
     wait_until(lambda: queue._user_waits)
-    queue.put([SimpleNamespace(held_bytes=0, is_copied=False)])
+    queue.put([SimpleNamespace(held_bytes=0, _is_copied=False)])
     reader.join(5.0)
     queue.close()
     reader.join()
@@ -220,7 +220,7 @@ def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
 
 def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> None:
     queue = HostQueue(1, lambda: "")
-    batch: Any = SimpleNamespace(held_bytes=0, is_copied=False)
+    batch: Any = SimpleNamespace(held_bytes=0, _is_copied=False)
     queue.put([batch])
     # What is left where the one who wakes is interrupted as it does so.
     stale = threading.Lock()
