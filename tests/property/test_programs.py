@@ -57,8 +57,8 @@ LEFT_OUT = SHORT_LAST_CALL._replace(
 # Rounds are skipped from an epoch's end, whose last call is shorter than the others.
 @example(Program(SHORT_LAST_CALL, [Leg(4, 1, 1), Leg(4, 1, 2), Leg(6, 1)], 0))
 # A run of two epochs ends in the middle of a round, with rows that go on to the third otherwise.
-@example(Program(CARRIED_END, [Leg(1, 2, carrier="token"), *CARRIED_LEGS], 0))
-@example(Program(CARRIED_END._replace(form="pure"), [Leg(1, 2, carrier="token"), *CARRIED_LEGS], 0))
+@example(Program(CARRIED_END, [Leg(1, 1, carrier="token"), *CARRIED_LEGS], 0))
+@example(Program(CARRIED_END._replace(form="pure"), [Leg(1, 1, carrier="token"), *CARRIED_LEGS], 0))
 # A batch of one queue leaves out two rows, which are one of six queues.
 @example(Program(LEFT_OUT, [Leg(1, 2, carrier="bytes"), Leg(6, 1), Leg()], 0))
 def test_every_batch_position_and_error_is_that_of_the_naive_stream(program: Program) -> None:
