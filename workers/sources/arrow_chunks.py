@@ -74,8 +74,11 @@ def to_record_batch(columns: dict[str, Any]) -> Any:
             raise TypeError(f"column {name!r} is a {type(column).__name__}, expected an array")
         if column.ndim == 0:
             raise TypeError(f"column {name!r} has no rows: it is a number")
+        text = {"S": "binary", "U": "string"}.get(column.dtype.kind)
+        flat: Any = column.reshape(-1)
         try:
-            values = arrow.array(column.reshape(-1))
+            # Of NumPy's strings pyarrow takes what lies before the first zero.
+            values = arrow.array(flat.tolist() if text else flat, text)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise TypeError(
                 f"column {name!r} is {column.dtype}, of which Arrow has no type: {error}"

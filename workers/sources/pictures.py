@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -25,7 +27,10 @@ from feeder.workers.stream.batch import Call
 
 
 DecoderName = Literal["auto", "simplejpeg", "pillow"]
+ImageMode = Literal["RGB", "unchanged"]
 Pixels: TypeAlias = NDArray[np.uint8]
+
+_logger = logging.getLogger("feeder")
 
 _JPEG = b"\xff\xd8"
 
@@ -86,13 +91,19 @@ class Decoder:
 
 
 @public("feeder.sources")
-def decode_image(file: Any, decoder: DecoderName = "auto") -> Pixels:
+def decode_image(
+    file: Any, decoder: DecoderName = "auto", *, mode: ImageMode = "RGB", upright: bool = False
+) -> NDArray[Any]:
     """An image file as pixels: uint8 of (height, width, 3), RGB. For `map`, of columns that hold
-    image files, as Hugging Face's `datasets` writes them.
+    image files, as Hugging Face's `datasets` writes them, and for `decoders` of tar shards.
 
     Args:
         file: Its bytes, or a mapping of "bytes" and "path" of which one may be None.
         decoder: "simplejpeg", "pillow", or "auto": simplejpeg for JPEGs if it is installed.
+        mode: "RGB"; or "unchanged": what the file holds, as masks and depth need it. That is
+            (height, width) of whole numbers with 8, 16 or 32 bits, floats or bools; of a palette
+            the numbers of the colours; or with an axis of 2 to 4 channels. By Pillow.
+        upright: Whether the image is turned as its EXIF data say. By Pillow.
 
     Raises:
         ValueError: it cannot be decoded. (OSError: the path cannot be read.)
@@ -107,7 +118,16 @@ def decode_image(file: Any, decoder: DecoderName = "auto") -> Pixels:
         data = data.tobytes()
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise ValueError(f"is {type(data).__name__}, expected the bytes of an image file")
-    return Decoder(decoder)(bytes(data))
+    if mode not in get_args(ImageMode):
+        raise ConfigError(f"mode is {mode!r}, expected one of {get_args(ImageMode)!r}")
+    made = Decoder(decoder)
+    if mode == "RGB" and not flag("upright", upright):
+        return made(bytes(data))
+    with _open(bytes(data)) as picture:
+        if upright:
+            picture = load("PIL.ImageOps", "images").exif_transpose(picture)
+        pixels = _rgb(picture) if mode == "RGB" else np.array(picture)
+    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
 def decode_with_pillow(data: bytes | memoryview, factor: int = 1) -> Pixels:
@@ -115,7 +135,21 @@ def decode_with_pillow(data: bytes | memoryview, factor: int = 1) -> Pixels:
     with _open(data) as picture:
         if factor > 1:
             picture.draft("RGB", (-(-picture.width // factor), -(-picture.height // factor)))
-        return np.array(picture.convert("RGB"))
+        return _rgb(picture)
+
+
+def _rgb(picture: Any) -> Pixels:
+    if picture.mode[0] in "IF":
+        _tell_of_depth(picture.mode)
+    return np.array(picture.convert("RGB"))
+
+
+@cache
+def _tell_of_depth(mode: str) -> None:
+    _logger.warning(
+        "images of more than 8 bits (mode %r of Pillow) become RGB, in which all above 255 is "
+        "white: sources.decode_image(file, mode='unchanged') has their values", mode,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def _members(file: IO[bytes], size: int) -> Iterator[tuple[int, str, bool, int, 
                         f"the file has {size} bytes, member {member.name!r} at byte "
                         f"{member.offset_data} ends at {end}: it is truncated"
                     )
-                folder, name = os.path.split(member.name)
+                folder, name = os.path.split(_name_of(member))
                 stem, _, key = name.partition(".")
                 if not member.isfile() or not stem or not key:
                     continue
@@ -147,6 +147,11 @@ def _members(file: IO[bytes], size: int) -> Iterator[tuple[int, str, bool, int, 
             _check_end(file, tar.offset, size)
     except tarfile.TarError as error:
         raise ValueError(f"is no tar file: {error}") from error
+
+
+def _name_of(member: tarfile.TarInfo) -> str:
+    # Beside a name that is not ASCII, `tarfile` takes the one that stands in for it.
+    return member.pax_headers.get("GNU.sparse.name", member.name)
 
 
 def _kind(key: str, *, is_sparse: bool = False) -> bytes:
@@ -245,14 +250,14 @@ def _decode_with_origin(
     if "__key__" in keys:
         # Of a sparse member the header is a part of what is read; of others it lies before.
         kind, _, data = pieces[0]
-        folder, name = os.path.split(
-            _last_name(between + (data if kind[:1] == "/" != kind[1:2] else b""), len(between))
-        )
+        is_sparse = kind[:1] == "/" != kind[1:2]
+        headers = between + data if is_sparse else between
+        folder, name = os.path.split(_last_name(headers, len(between), is_sparse=is_sparse))
         sample["__key__"] = os.path.join(folder, name.partition(".")[0])
     return {key: path if key == "__url__" else sample[key] for key in keys}
 
 
-def _last_name(headers: bytes, stop: int) -> str:
+def _last_name(headers: bytes, stop: int, *, is_sparse: bool) -> str:
     """The name of the member whose bytes, or whose sparse header, begin at a place."""
     # What fills up the last block of the sample before.
     start = stop % tarfile.BLOCKSIZE
@@ -260,8 +265,9 @@ def _last_name(headers: bytes, stop: int) -> str:
     try:
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             while (member := tar.next()) is not None:
-                if stop - start in (member.offset, member.offset_data):
-                    return member.name
+                # Where a folder's header ends, that of a sparse member may begin.
+                if stop - start == (member.offset if is_sparse else member.offset_data):
+                    return _name_of(member)
     except tarfile.TarError as error:
         raise ValueError(f"the header of the sample cannot be read: {error}") from error
     raise ValueError("the header of the sample is not where it was: the file has changed")

@@ -477,6 +477,11 @@ class _Files:
             if known.count(name) > 1:
                 raise ConfigError(f"{path!r} has the columns {known}: two of one name")
         if self.schema is None:
+            if unknown := self._types.keys() - set(known):
+                raise ConfigError(
+                    f"types names {sorted(unknown)}, {path!r} has the columns {known}: of a field "
+                    "of a struct give the type of the whole struct"
+                )
             self.schema = fields
             outer = dict.fromkeys(outermost(schema, name) for name in names)
             self._outer = load("pyarrow", "arrow").schema([schema.field(name) for name in outer])
@@ -519,7 +524,10 @@ class _Files:
         for i, field in enumerate(table.schema):
             kind = self._types.get(field.name)
             if kind is not None and field.type != kind:
-                table = table.set_column(i, field.with_type(kind), table.column(i).cast(kind))
+                made = table.column(i).cast(kind)
+                if not _holds(made, table.column(i)):
+                    raise ValueError(f"column {field.name!r} has values that {kind} does not hold")
+                table = table.set_column(i, field.with_type(kind), made)
         return table
 
     def empty(self) -> Any:
@@ -548,6 +556,28 @@ def _types(types: Mapping[str, Any] | None) -> dict[str, Any]:
         if not isinstance(made[name], arrow.DataType):
             raise ConfigError(f"types[{name!r}] is {kind!r}, expected a type of Arrow or its name")
     return made
+
+
+def _holds(made: Any, given: Any) -> bool:
+    """Whether values that were brought to a type are still the same ones."""
+    # pyarrow sees to whole numbers, times and texts. But it rounds fractions, up to infinity, and
+    # makes every number but 0 true.
+    arrow, compute = load("pyarrow", "arrow"), load("pyarrow.compute", "arrow")
+    kind = given.type
+    if arrow.types.is_struct(kind):
+        return all(map(_holds, made.flatten(), given.flatten()))
+    if arrow.types.is_dictionary(kind):
+        return _holds(made, given.cast(kind.value_type))
+    if arrow.types.is_nested(kind):
+        are_lists = not (arrow.types.is_map(kind) or arrow.types.is_union(kind))
+        return not are_lists or _holds(compute.list_flatten(made), compute.list_flatten(given))
+    is_rounded = arrow.types.is_floating(kind) and arrow.types.is_floating(made.type)
+    if not (is_rounded or (arrow.types.is_boolean(made.type) and arrow.types.is_primitive(kind))):
+        return True
+    is_same = compute.equal(made.cast(kind), given)
+    if is_rounded:
+        is_same = compute.or_(is_same, compute.is_nan(given))
+    return bool(compute.all(is_same, min_count=0).as_py())
 
 
 def _partitions(paths: Sequence[str]) -> tuple[list[Any], list[dict[str, Any]]]:

@@ -225,6 +225,7 @@ def _header_bytes(path: str, head: bytes, size: int, dtype: np.dtype[Any]) -> in
     magic, version, count = np.frombuffer(head.ljust(12, b"\0"), "<i4").tolist()
     kind = _LLM_C.get((magic, version))
     if kind is None:
+        _check_megatron(path, dtype)
         return 0
     if dtype != np.dtype(kind) or size != _LLM_C_BYTES + count * dtype.itemsize:
         raise ConfigError(
@@ -233,3 +234,23 @@ def _header_bytes(path: str, head: bytes, size: int, dtype: np.dtype[Any]) -> in
             "or give offset=0 if it is no such file"
         )
     return _LLM_C_BYTES
+
+
+_MEGATRON = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
+"""The types of Megatron's datasets, by their codes from 1 on."""
+
+
+def _check_megatron(path: str, dtype: np.dtype[Any]) -> None:
+    """Raise ConfigError where the index of Megatron's that lies beside a file has another dtype."""
+    stem, suffix = os.path.splitext(path)
+    if suffix != ".bin" or not os.path.isfile(f"{stem}.idx"):
+        return
+    with open(f"{stem}.idx", "rb") as file:
+        head = file.read(18)
+    # Magic number, version 1 of 8 bytes, and the code.
+    kind = dict(enumerate(_MEGATRON, 1)).get(head[17]) if len(head) == 18 else None
+    if head.startswith(b"MMIDIDX\0\0") and kind is not None and dtype != np.dtype(kind):
+        raise ConfigError(
+            f"{path!r} has tokens of {kind}, says {stem + '.idx'!r}, and dtype is {dtype}: give "
+            f"dtype={kind!r}, or offset=0 if it is another file's index"
+        )

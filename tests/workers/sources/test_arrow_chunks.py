@@ -94,6 +94,17 @@ def test_a_batch_is_a_table_is_a_chunk(
         np.testing.assert_array_equal(again[name], column)
 
 
+@pytest.mark.parametrize("kind", ["S3", "U3", ">U3"])
+def test_texts_with_zeros_are_whole_in_a_table(kind: str) -> None:
+    texts = [["a\0b", ""], ["\0\0x", "abc"], ["\0", "y"]]
+    made = np.array(
+        [[text.encode() for text in row] for row in texts] if kind == "S3" else texts, kind
+    )
+    with feed(["x"], [{"x": made}], 3) as coordinator:
+        batch = next(coordinator["train"])
+        assert pa.record_batch(batch)["x"].to_pylist() == batch["x"].tolist()
+
+
 def test_a_batch_is_lent_and_not_copied() -> None:
     made = np.arange(6.0).reshape(2, 3)
     with feed(["x"], [[made]]) as coordinator:

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources import RecordError, decode_image, extras, image_folder, parquet
+from feeder.workers.sources import (
+    RecordError,
+    decode_image,
+    extras,
+    image_folder,
+    parquet,
+    pictures,
+)
 from feeder.workers.sources.pictures import Decoder, ResizedCrop
 from needs import needs
 from stores import encoded, picture
@@ -378,3 +385,49 @@ def test_images_of_a_table_are_decoded_in_map(decoder: Any, tmp_path: Path) -> N
     for file in (None, 5, {"bytes": None, "path": None}):
         with pytest.raises(ValueError, match="expected the bytes of an image file"):
             decode_image(file)
+    for options, told in (({"mode": "L"}, "mode is 'L'"), ({"upright": 1}, "upright is 1")):
+        with pytest.raises(ConfigError, match=told):
+            decode_image(files[0], **options)
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype", "suffix"),
+    [
+        ("L", np.uint8, "PNG"), ("P", np.uint8, "PNG"), ("1", np.bool_, "PNG"),
+        ("I;16", np.uint16, "PNG"), ("I;16B", np.uint16, "TIFF"), ("I", np.int32, "TIFF"),
+        ("F", np.float32, "TIFF"), ("LA", np.uint8, "PNG"), ("RGBA", np.uint8, "PNG"),
+        ("CMYK", np.uint8, "JPEG"), ("L", np.uint8, "JPEG"),
+    ],
+)  # fmt: skip
+def test_an_image_may_stay_what_it_is(
+    mode: str, dtype: Any, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from PIL import Image, ImageOps
+
+    pictures._tell_of_depth.cache_clear()
+    values = np.random.default_rng(1).integers(0, 60_000, (6, 9)).astype(np.uint16)
+    if mode[0] in "IF":
+        made = Image.frombytes(
+            mode, (9, 6), values.astype({"I;16B": ">u2"}.get(mode, dtype)).tobytes()
+        )
+    elif mode == "P":
+        made = Image.fromarray((values % 5).astype(np.uint8), "P")
+        made.putpalette([3 * k for k in range(15)])
+    else:
+        made = Image.fromarray(picture(6, 9)).convert("RGB").convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stream = BytesIO()
+    # Pillow turns TIFFs in any case.
+    made.save(stream, suffix, **({} if suffix == "TIFF" else {"exif": exif}))
+    there = Image.open(BytesIO(stream.getvalue()))
+    for upright in (False, True):
+        wanted = ImageOps.exif_transpose(there) if upright else there
+        pixels = decode_image(stream.getvalue(), mode="unchanged", upright=upright)
+        assert pixels.dtype == dtype
+        assert np.array_equal(pixels, np.array(wanted))
+        if not upright and (mode[0] in "IFP"):
+            assert np.array_equal(pixels, values % 5 if mode == "P" else values)
+        rgb = decode_image(stream.getvalue(), "pillow", upright=upright)
+        assert np.array_equal(rgb, np.array(wanted.convert("RGB")))
+    assert ("255 is white" in caplog.text) == (mode[0] in "IF")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle  # noqa: TID251  (a source may be sent to other processes)
 import weakref
 from collections.abc import Callable
@@ -353,9 +354,34 @@ def test_types_bring_files_to_one_schema(read: Any, tmp_path: Path) -> None:
     for types, told in (
         ({"n": "whole"}, "No type alias"),
         ({"n": int}, "expected a type of Arrow"),
+        ({"n.x": "int8"}, r"types names \['n\.x'\], .* the type of the whole struct"),
     ):
         with pytest.raises(ConfigError, match=told):
             read(paths, types=types)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "holds"),
+    [
+        ([0.5, math.nan, math.inf, None], "float32", True),
+        ([0.1], "float32", False),
+        ([1e300], "float32", False),
+        ([0, 1, None], "bool", True),
+        ([2], "bool", False),
+        ([[0.5], None, []], pa.list_(pa.float16()), True),
+        ([[{"a": 0.5}], [{"a": 0.1}]], pa.list_(pa.struct([("a", pa.float32())])), False),
+        (pa.array([0.1]).dictionary_encode(), "float32", False),
+    ],
+)
+def test_a_type_holds_each_value_or_is_refused(values: Any, kind: Any, holds: bool) -> None:
+    source = arrow(pa.table({"x": values}), types={"x": kind})
+    if not holds:
+        with pytest.raises(RecordError, match=r"column 'x' has values that .* does not hold"):
+            source.samples(np.arange(len(values)), call(0, 1))
+        return
+    made = [row["x"] for row in source.samples(np.arange(len(values)), call(0, 1))]
+    wanted = pa.array(values).cast(kind).to_pylist()
+    assert repr([x if x is None else np.asarray(x).tolist() for x in made]) == repr(wanted)
 
 
 class Exported:

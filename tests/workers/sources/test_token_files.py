@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle  # noqa: TID251  (a source may be sent to other processes)
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,12 @@ def test_what_is_no_file_of_tokens(tmp_path: Path) -> None:
         path: Any = tmp_path / name if isinstance(name, str) else name
         with pytest.raises(ConfigError, match=message):
             tokens(path, **{"seq_len": 8, "dtype": np.uint16, **options})
+
+
+def test_an_index_of_megatron_tells_the_dtype(tmp_path: Path) -> None:
+    np.arange(12, dtype=np.int32).tofile(tmp_path / "x.bin")
+    (tmp_path / "x.idx").write_bytes(b"MMIDIDX\0\0" + struct.pack("<QB", 1, 4) + bytes(9))
+    assert len(tokens(tmp_path / "x.bin", 3, "int32")) == 4
+    with pytest.raises(ConfigError, match=r"tokens of int32, says .*x\.idx', and dtype is uint16"):
+        tokens(tmp_path / "x.bin", 3, "uint16")
+    assert len(tokens(tmp_path / "x.bin", 3, "uint16", offset=0)) == 8
