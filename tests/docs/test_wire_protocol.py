@@ -93,7 +93,7 @@ def full_at_the_end(call: feeder.Call) -> list[np.ndarray]:
 
 def large(call: feeder.Call) -> list[np.ndarray]:
     """Batches of several frames, and of several MiB."""
-    if call.index == 3:
+    if call.index >= 3:
         raise StopIteration
     rows = np.full((16, 50_000), call.index, np.float32)
     return [rows, np.zeros((2, 16), np.bool_)]
@@ -101,7 +101,7 @@ def large(call: feeder.Call) -> list[np.ndarray]:
 
 def ragged(call: feeder.Call) -> list[np.ndarray]:
     """Chunks whose shapes grow, so that there are several arenas."""
-    if call.index == 8:
+    if call.index >= 8:
         raise StopIteration
     rows, width = 3 + call.index % 2, 10 * 4**call.index
     return [np.full((rows, width), call.index, np.int16), np.ones((2, rows))]
@@ -109,7 +109,7 @@ def ragged(call: feeder.Call) -> list[np.ndarray]:
 
 def regular(call: feeder.Call) -> list[np.ndarray]:
     """Chunks that all have as many rows: where batches end is told by numbers."""
-    if call.index == 40:
+    if call.index >= 40:
         raise StopIteration
     return [np.full((5, 2), call.index), call.rng.random((3, 5))]
 
