@@ -104,7 +104,6 @@ def test_each_workers_calls_are_made_in_order_and_no_epoch_early(seed: int) -> N
         assert numbers == list(range(sum(ends[worker])))
 
 
-@pytest.mark.parametrize("is_looked_at", [False, True])
 def test_each_chunk_is_taken_with_its_own_cursor() -> None:
     ticket = Ticket(0, 0, 5, 9)
     ticket.chunks.extend([(1,), (2,), (3,)])
@@ -114,6 +113,7 @@ def test_each_chunk_is_taken_with_its_own_cursor() -> None:
     assert ticket.take(marked=True) == (7, [(3,)], [b"c"])
 
 
+@pytest.mark.parametrize("is_looked_at", [False, True])
 def test_a_call_that_has_nothing_yet_keeps_its_thread_from_the_next_ones(
     is_looked_at: bool,
 ) -> None:
