@@ -60,17 +60,21 @@ class Bound:
     def has_room(self, num_calling: int = 0) -> bool:
         """Whether the bound is not reached, with what so many calls are going to add. If nothing is
         buffered and nobody calls it never is, however large the chunk to come."""
-        held = self.bytes + self.kept_rows * (self.row_bytes or 0)
-        has_bytes = held + num_calling * self.call_bytes < self.max_bytes
-        return self.rows + self.kept_rows < self.max_rows and has_bytes
+        rows, num_bytes = self._left(num_calling)
+        return rows > 0 and num_bytes > 0
 
     def calls_left(self, num_calling: int) -> int:
-        """For how many calls there is room where there is some, beside so many under way."""
-        # Else a thread that has the calls of many workers on its tickets makes them all: of 64
-        # workers of 120 kB under a bound of one chunk 16 were buffered (2026-11-28).
+        """How many calls there is room for beside so many under way; 1 at least."""
+        # Otherwise a thread that has drawn the calls of many workers makes them all: of 64 workers
+        # of 120 kB under a bound of one chunk 16 were buffered (2026-11-28).
+        return max(1, self.calls_in(*self._left(num_calling)))
+
+    def _left(self, num_calling: int) -> tuple[int, int]:
+        """The rows and bytes that are left of the bound, beside what so many calls are going to
+        add."""
         held = self.bytes + self.kept_rows * (self.row_bytes or 0)
         num_bytes = self.max_bytes - held - num_calling * self.call_bytes
-        return max(1, self.calls_in(self.max_rows - self.rows - self.kept_rows, num_bytes))
+        return self.max_rows - self.rows - self.kept_rows, num_bytes
 
     @property
     def starving(self) -> bool:

@@ -171,8 +171,8 @@ class Assembler:
         place = self.start_of(position)
         # "carry" has no next epoch to carry into at the end of the stream; to drop the rows there
         # would lose them.
-        # Neither had they where another run's stream ended in the middle of its round: they are in
-        # its last batch, which is nobody's here.
+        # If another run's stream ended here, in the middle of its round, these rows were its last
+        # batch. A queue of that run has used them, so here the batch is nobody's.
         is_last = policy == "carry" and (place.cut().finished or self._ends_other(position.epoch))
         if rest and (policy in ("keep", "pad") or is_last):
             if policy == "pad" and not self._older:
