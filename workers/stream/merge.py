@@ -1,10 +1,10 @@
 """The one order of all chunks: rules, without threads, that say which chunk comes next.
 
-What calls gave comes here in any order, and lies in a table by number until its turn. In the order
-of tickets one chunk is taken from each live worker in turn, and of a pure function the next index,
-so the order follows from numbers alone. All that is there is taken at once, and only then checked,
-in the order of the stream: to check chunks one by one would cost more than to merge them, and
-checked as they come, of two workers that disagree now the one and now the other would be blamed.
+What calls gave comes here in any order, and waits by number for its turn. In the order of tickets
+one chunk is taken from each live worker in turn, and of a pure function the next index, so the
+order follows from numbers alone. All that is there is taken at once, and only then checked, in the
+order of the stream: to check chunks one by one would cost more than to merge them, and checked as
+they come, of two workers that disagree now the one and now the other would be blamed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,43 @@ Came = tuple[int, int, int, list[Any], "list[bytes] | None", "End | FeedError | 
 chunks, and the worker's cursors after them; and what the call after them came to: the end of the
 epoch, an error in the place of a chunk, or nothing yet."""
 
-_EPOCH = 1 << 48
-"""More calls than an epoch has: a key of a table is an epoch and a number in one."""
+
+class _Line:
+    """What a partition's calls came to, and was not merged yet. Owned by the merge."""
+
+    __slots__ = ("chunks", "ending", "later", "marks")
+
+    def __init__(self) -> None:
+        self.chunks: list[Any] = []
+        """Those of the next calls, without a gap."""
+        self.marks: list[bytes] = []
+        """The worker's cursors after them, if the feed has cursors."""
+        self.ending: End | FeedError | None = None
+        """What the call after them came to."""
+        self.later: dict[tuple[int, int], Came] = {}
+        """The others, by the epoch and the number of their first call."""
+
+    def join(self, epoch: int, number: int) -> None:
+        """Join to the next calls, of which the first has this number, those that follow."""
+        while self.later and self.ending is None:
+            came = self.later.pop((epoch, number + len(self.chunks)), None)
+            if came is None:
+                return
+            _, _, _, chunks, marks, self.ending = came
+            self.chunks += chunks
+            self.marks += marks or ()
+
+    def take(self, num: int) -> list[Any]:
+        """Take so many chunks from the head."""
+        taken = self.chunks[:num]
+        del self.chunks[:num]
+        return taken
+
+    def take_marks(self, num: int) -> list[bytes]:
+        """Take as many cursors."""
+        taken = self.marks[:num]
+        del self.marks[:num]
+        return taken
 
 
 Columns = list[list[Any]]
@@ -110,10 +145,9 @@ class Merge:
         # The debug switch's: what each chunk was when its call returned; None if it is off.
         self._prints = prints
         num = partitions.num_partitions
-        self._tables: list[dict[int, Any]] = [{} for _ in range(num)]
-        self._marks: list[dict[int, bytes]] = [{} for _ in range(num)]
-        # The keys of what came, in the order in which it came (order of arrival).
-        self._arrivals: deque[tuple[int, int]] = deque()
+        self._lines = [_Line() for _ in range(num)]
+        # What came, in the order in which it came (order of arrival).
+        self._arrivals: deque[Came] = deque()
         # After a resume in arrival order the chunk that the cut lies in has to come first.
         self._first_partition = first_partition
         # What comes next in the order and is no chunk, with its partition.
@@ -141,22 +175,17 @@ class Merge:
 
     def push(self, came: Iterable[Came]) -> None:
         """Add what calls came to, as it was collected."""
-        tables, epoch, arrives = self._tables, self.position.epoch, self._partitions.arrival
-        for partition, of_epoch, first, chunks, marks, ending in came:
+        for one in came:
+            partition, epoch, first, chunks, _, ending = one
             # A pure function is called ahead of the epoch's end, which nobody knows yet.
-            if of_epoch < epoch:
+            if epoch < self.position.epoch:
                 self._discard(chunks)
                 continue
-            key = of_epoch * _EPOCH + first
-            keys = range(key, key + len(chunks) + (ending is not None))
-            if ending is not None:
-                chunks.append(ending)
-            tables[partition].update(zip(keys, chunks, strict=True))
-            self.num_held += len(chunks)
-            if marks:
-                self._marks[partition].update(zip(keys, marks, strict=False))
-            if arrives:
-                self._arrivals.extend([(partition, key) for key in keys])
+            self.num_held += len(chunks) + (ending is not None)
+            if self._partitions.arrival:
+                self._arrivals.append(one)
+            else:
+                self._lines[partition].later[epoch, first] = one
 
     def next(self) -> MergedChunks | EpochEnd | None:
         """The next merged chunks, or the end of an epoch; None if more has to come.
@@ -184,54 +213,34 @@ class Merge:
 
     def _merge_ring(self) -> MergedChunks | None:
         """All chunks that are there from the next one on, in the order of the ring."""
-        position, chunks = self.position, list[Any]()
-        base, live, num = position.epoch * _EPOCH, position.live, len(position.live)
-        ring, tables, firsts = list[int](), list[dict[int, Any]](), list[int]()
-        # Once round, as far as chunks have come, and on from there if that is all of it.
+        position = self.position
+        live, calls, num = position.live, position.calls, len(position.live)
+        ring, lines = list[int](), list[_Line]()
         for i in chain(range(position.turn, num), range(position.turn)):
-            if live[i]:
-                ring.append(i)
-                tables.append(self._tables[i])
-                firsts.append(base + position.calls[i])
-                if not self._take_next(i, tables[-1], firsts[-1], chunks):
-                    break
+            if not live[i]:
+                continue
+            line = self._lines[i]
+            line.join(position.epoch, calls[i])
+            if not line.chunks:
+                # Once round is all then: of each that comes before it one.
+                total = len(ring)
+                if not ring and line.ending is not None:
+                    self._last, line.ending = (i, line.ending), None
+                    self.num_held -= 1
+                break
+            ring.append(i)
+            lines.append(line)
         else:
-            keys, size, j = [first + 1 for first in firsts], len(ring), 0
-            while type(what := tables[j].pop(keys[j], None)) is tuple:
-                chunks.append(what)
-                keys[j] += 1
-                j += 1
-                if j == size:
-                    j = 0
-            if what is not None:
-                tables[j][keys[j]] = what  # No chunk, or one that is told to be none.
-        self.num_held -= len(chunks)
-        if not chunks:
+            total = min([len(line.chunks) * len(ring) + j for j, line in enumerate(lines)])
+        if not total:
             return None
-        ring, firsts, num = ring[: len(chunks)], firsts[: len(chunks)], len(chunks)
-        marks = [
-            self._take_marks(partition, first, first + -(-(num - j) // len(ring)))
-            for j, (partition, first) in enumerate(zip(ring, firsts, strict=True))
-        ]
-        return self._merge(chunks, ring, [first % _EPOCH for first in firsts], marks)
-
-    def _take_next(
-        self, partition: int, table: dict[int, Any], key: int, chunks: list[Any]
-    ) -> bool:
-        """Take what came so from a table; whether it was a chunk."""
-        what = table.pop(key, None)
-        if what is None:
-            return False
-        if type(what) is not tuple and isinstance(what, (End, FeedError)):
-            self._last = partition, what
-            self.num_held -= 1
-            return False
-        chunks.append(what)
-        return True
-
-    def _take_marks(self, partition: int, first: int, stop: int) -> list[bytes] | None:
-        marks = self._marks[partition]
-        return [marks.pop(key) for key in range(first, stop)] if self._spec.seekable else None
+        self.num_held -= total
+        size, chunks, marks = len(ring), [None] * total, list["list[bytes] | None"]()
+        for j, line in enumerate(lines):
+            num = -(-(total - j) // size)
+            chunks[j::size] = line.take(num)
+            marks.append(line.take_marks(num) if self._spec.seekable else None)
+        return self._merge(chunks, ring, [calls[i] for i in ring], marks)
 
     # ---- in the order of arrival
 
@@ -240,54 +249,57 @@ class Merge:
         if self._is_early_next:
             self._last = 0, self._early.pop(self.position.calls[0])
             return None
-        chunks: list[Any] = []
-        partition, keys = self._first_partition, list[int]()
-        next_epoch = (self.position.epoch + 1) * _EPOCH
-        others: deque[tuple[int, int]] = deque()
+        partition, others = self._first_partition, deque[Came]()
+        chunks, numbers, marks = list[Any](), list[int](), list[bytes]()
         while self._arrivals and self._last is None:
-            of, key = arrival = self._arrivals.popleft()
+            came = self._arrivals.popleft()
+            of, epoch, first, came_chunks, came_marks, ending = came
             is_other = partition not in (None, of)
-            if key >= next_epoch or (is_other and self._first_partition is None):
-                others.append(arrival)
+            if epoch > self.position.epoch or (is_other and self._first_partition is None):
+                others.append(came)
                 break
             if is_other:
-                others.append(arrival)
-            elif (what := self._take_arrival(of, key)) is not None:
-                partition = of
-                chunks.append(what)
-                keys.append(key)
+                others.append(came)
+                continue
+            partition = of
+            num = self._num_before_end(first, came_chunks)
+            chunks += came_chunks[:num]
+            numbers += range(first, first + num)
+            marks += came_marks or ()
+            self._discard(came_chunks[num:])
+            self.num_held -= len(came_chunks)
+            if ending is not None:
+                self.num_held -= 1
+                self._end_arrivals(of, first + len(came_chunks), ending)
         # What was passed over comes next.
         self._arrivals.extendleft(reversed(others))
         if not chunks:
             return None
         assert partition is not None
-        numbers = [key % _EPOCH for key in keys]
         if not self._partitions.pure:
             numbers = numbers[:1]  # The others follow.
-        marks = self._take_marks(partition, keys[0], keys[-1] + 1)
-        return self._merge(chunks, [partition], numbers, [marks])
+        return self._merge(chunks, [partition], numbers, [marks if self._spec.seekable else None])
 
     @property
     def _is_early_next(self) -> bool:
         """Whether the index that comes next has failed."""
         return self.position.calls[0] in self._early
 
-    def _take_arrival(self, partition: int, key: int) -> Any:
-        """What came so, if it is a chunk; otherwise it is noted."""
-        what, number = self._tables[partition].pop(key), key % _EPOCH
-        is_last = type(what) is not tuple and isinstance(what, (End, FeedError))
-        self.num_held -= 1
-        if self._ends_at is not None and number > self._ends_at:
-            self._discard([what])
-        elif not is_last:
-            return what
-        elif self._partitions.pure and isinstance(what, FeedError):
-            self._early[number] = what
-        elif self._partitions.pure:
-            self._ends_at = number if self._ends_at is None else min(number, self._ends_at)
+    def _num_before_end(self, first: int, chunks: list[Any]) -> int:
+        """How many of the chunks of these calls lie before the epoch's end, as far as is known."""
+        num = len(chunks)
+        return num if self._ends_at is None else min(num, max(0, self._ends_at - first))
+
+    def _end_arrivals(self, partition: int, number: int, ending: End | FeedError) -> None:
+        """What a call came to that gave no chunk."""
+        if not self._partitions.pure:
+            self._last = partition, ending
+        elif self._ends_at is not None and number > self._ends_at:
+            return  # It means nothing.
+        elif isinstance(ending, FeedError):
+            self._early[number] = ending
         else:
-            self._last = partition, what
-        return None
+            self._ends_at = number
 
     # ---- chunks, checked
 
@@ -417,7 +429,6 @@ class Merge:
         return not any(self.position.live)
 
     def _discard(self, chunks: list[Any]) -> None:
-        chunks = [chunk for chunk in chunks if not isinstance(chunk, (End, FeedError))]
         self.discarded_rows += self._schema.count_rows(chunks)
         self.discarded_bytes += sum(map(count_bytes, chunks))
 
@@ -425,11 +436,13 @@ class Merge:
         self.position = self._partitions.next_epoch(self.position)
         if self._partitions.pure:
             # Chunks beyond the end, and errors of calls beyond it, which a user never hears of.
-            begins, table = self.position.epoch * _EPOCH, self._tables[0]
-            beyond = [key for key in table if key < begins]
-            self.num_held -= len(beyond)
-            self._discard([table.pop(key) for key in beyond])
-            self._arrivals = deque([one for one in self._arrivals if one[1] >= begins])
+            later, epoch = self._lines[0].later, self.position.epoch
+            beyond = [later.pop(key) for key in list(later) if key[0] < epoch]
+            beyond += [came for came in self._arrivals if came[1] < epoch]
+            self._arrivals = deque([came for came in self._arrivals if came[1] >= epoch])
+            for _, _, _, chunks, _, ending in beyond:
+                self.num_held -= len(chunks) + (ending is not None)
+                self._discard(chunks)
         self._ends_at = self._short = self._last = None
         self._early.clear()
         return EpochEnd(self.position)
