@@ -57,24 +57,19 @@ class Bound:
         self.waiting = [0] * num_devices
         """Batches in each device queue."""
 
-    def has_room(self, num_calling: int = 0) -> bool:
-        """Whether the bound is not reached, with what so many calls are going to add. If nothing is
+    def has_room(self, num_threads: int = 0, num_calls: int = 0) -> bool:
+        """Whether the bound is not reached, while so many threads make so many calls. If nothing is
         buffered and nobody calls it never is, however large the chunk to come."""
-        rows, num_bytes = self._left(num_calling)
+        rows, num_bytes = self.left(num_threads, num_calls)
         return rows > 0 and num_bytes > 0
 
-    def calls_left(self, num_calling: int) -> int:
-        """How many calls there is room for beside so many under way; 1 at least."""
-        # Otherwise a thread that has drawn the calls of many workers makes them all: of 64 workers
-        # of 120 kB under a bound of one chunk 16 were buffered (2026-11-28).
-        return max(1, self.calls_in(*self._left(num_calling)))
-
-    def _left(self, num_calling: int) -> tuple[int, int]:
-        """The rows and bytes that are left of the bound, beside what so many calls are going to
-        add."""
+    def left(self, num_threads: int, num_calls: int) -> tuple[int, int]:
+        """The rows and bytes that are left of the bound, while so many threads make so many calls:
+        what these are going to add is taken off. Rows come on top if each makes one call."""
         held = self.bytes + self.kept_rows * (self.row_bytes or 0)
-        num_bytes = self.max_bytes - held - num_calling * self.call_bytes
-        return self.max_rows - self.rows - self.kept_rows, num_bytes
+        more_rows = num_calls * self.call_rows if num_calls > num_threads else 0
+        rows = self.max_rows - self.rows - self.kept_rows - more_rows
+        return rows, self.max_bytes - held - num_calls * self.call_bytes
 
     @property
     def starving(self) -> bool:
@@ -82,13 +77,6 @@ class Bound:
         bound, or nothing would ever move. Any device, since the user may be waiting at that one
         and not at the one whose batch is next."""
         return 0 in self.waiting
-
-    def shares(self, num: int) -> tuple[int, int]:
-        """The rows and bytes that there is room for, in so many equal shares."""
-        rows, num_bytes = self.max_rows - self.rows - self.kept_rows, self.max_bytes - self.bytes
-        if self.row_bytes:
-            rows = min(rows, num_bytes // self.row_bytes)
-        return rows // num, num_bytes // num
 
     def calls_in(self, rows: int, num_bytes: int) -> int:
         """How many calls give about so much."""
