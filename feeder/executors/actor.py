@@ -1,9 +1,7 @@
-"""What an actor does: it answers tickets, over one of three ways to the process that has made it.
+"""What an actor does: it answers tickets, over one of two ways to the process that has made it.
 
 On one host this is a unix socket, and chunks lie in memory that both map, as for processes.
 Between hosts it is ZeroMQ with CURVE: the actor makes its keys, and only the public one leaves it.
-Where no port of the driver can be reached, tickets are calls of the actor, and answers lie in Ray's
-object store.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
-from numpy.typing import NDArray
 
 from feeder.executors.child import Server
 from feeder.executors.mapping import map_shared
@@ -28,9 +25,7 @@ from feeder.executors.wire import (
     PROGRESS_BYTES,
     HungUp,
     Load,
-    Logged,
     Made,
-    Said,
     Wire,
     decode,
     encode,
@@ -77,8 +72,6 @@ class Actor:
     def __init__(self) -> None:
         self._public, self._secret = zmq.curve_keypair()
         self._ident: int | None = None
-        self._server: Server | None = None
-        self._store = _Store()
 
     def hello(self, node: str, generation: int) -> Greeting:
         """Say who this is."""
@@ -89,33 +82,6 @@ class Actor:
         reached."""
         self._ident = threading.get_ident()
         answer_driver(told, self._public, self._secret)
-
-    def load(self, data: bytes, buffers: Any) -> None:
-        """Take the function, where tickets come as calls of this actor."""
-        load = decode(data)
-        self._ident = threading.get_ident()
-        self._server = _server_of(self._store, load, buffers)
-
-    def answer(self, data: bytes) -> tuple[list[bytes], list[NDArray[np.uint8]]]:
-        """Answer a ticket: messages, the last of which is the answer, and the blocks that it names.
-
-        Ray copies these to its store when this returns, so they may be written again with the next
-        ticket.
-        """
-        assert self._server is not None
-        ticket = decode(data)
-        ticket.freed, self._store.lent = self._store.lent, []
-        answer, _ = self._server.answer(ticket)
-        blocks = self._server.blocks
-        arrays: list[NDArray[np.uint8]] = []
-        if isinstance(answer, Made):
-            numbers = [number for number, _ in answer.blocks]
-            arrays = [np.asarray(blocks.contents(number)) for number in numbers]
-            self._store.lent = numbers
-            answer.fresh, answer.dropped = [], []
-        blocks.sent()
-        said, self._store.said = self._store.said, []
-        return [*map(encode, said), encode(answer)], arrays
 
     def stack(self, generation: int) -> str:
         """Where the thread is that makes calls; another thread asks."""
@@ -212,8 +178,7 @@ class _Frames:
             self.close()
             raise ConnectionError(
                 f"host {socket.gethostname()!r} cannot reach the driver at {told.tcp} within "
-                f"{_JOIN_S:.0f} s: open the driver's ports to the cluster's hosts, or set "
-                "FEEDER_RAY_DATA=store at the driver"
+                f"{_JOIN_S:.0f} s: open the driver's ports to the cluster's hosts"
             )
 
     def __enter__(self) -> _Frames:
@@ -286,23 +251,6 @@ class _Frames:
 
     def forget(self) -> None:
         """This is a forked child: ZeroMQ's threads are not here."""
-
-
-class _Store:
-    """The way by Ray's object store: what is said goes along with the next answer. Owner: the
-    actor's thread that answers."""
-
-    def __init__(self) -> None:
-        self.said: list[Said | Logged] = []
-        self.lent: list[int] = []
-        """The blocks that went with the last answer."""
-
-    def send(self, message: Any, descriptors: list[int] | None = None) -> None:
-        """Keep what is said."""
-        self.said.append(message)
-
-    def forget(self) -> None:
-        """A forked child says nothing to the driver."""
 
 
 def _server_of(speaker: Any, load: Load, buffers: Any) -> Server:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from feeder.errors import ClosedError, ConfigError
@@ -24,7 +23,7 @@ from feeder.executors.ledger import Ledger, Ticket
 from feeder.executors.mapping import map_shared
 from feeder.executors.options import RayActors
 from feeder.executors.pool import MOST_STILLBORN, Ended, Lost, log, say, unpacked
-from feeder.executors.ports import Framed, Line, Mapped, Ports, Stored, memory_of
+from feeder.executors.ports import Framed, Line, Mapped, Ports, memory_of
 from feeder.executors.processes import ProcessExecution, ProcessExecutor
 from feeder.executors.scaling import Scaling, Seen
 from feeder.executors.wire import (
@@ -65,8 +64,8 @@ _END = -1
 """Among digests: the epoch has ended here."""
 
 DATA = "FEEDER_RAY_DATA"
-"""The variable that says by which way chunks come: "mapped", on one host and else by frames, which
-is the default; "frames"; or "store", Ray's object store."""
+"""The variable that says by which way chunks come: "mapped", which is the default, by shared memory
+on one host and otherwise by frames; or "frames" everywhere."""
 
 
 class _Asked:
@@ -164,7 +163,6 @@ class ActorPool:
         self._is_closed = False
         self._load: Callable[[], tuple[Load, int]] | None = None
         self._buffers: Any = None
-        self._buffers_ref: Any = None
         # Since when there has been no actor; None while there is one.
         self._alone_since: float | None = None
         self._has_told = False
@@ -191,15 +189,8 @@ class ActorPool:
         most = -(-num // self._per)
         self._scaling = Scaling(min(self._options.fewest, most), most)
         way = os.environ.get(DATA, "mapped")
-        if way not in ("mapped", "frames", "store"):
-            raise ConfigError(f"{DATA} is {way!r}, expected mapped, frames or store")
-        if way == "store":
-            if self._options.per_actor > 1:
-                raise ConfigError(
-                    f"per_actor is {self._options.per_actor} and {DATA} is 'store', by which only "
-                    "actors of one process are asked: leave one of the two out"
-                )
-            self._buffers_ref = self.cluster.put(self._buffers)
+        if way not in ("mapped", "frames"):
+            raise ConfigError(f"{DATA} is {way!r}, expected mapped or frames")
         self._ports = Ports(self.cluster.host(), way)
         self._alone_since = self._busy_at = self._ticked_at = time.monotonic()
         self._threads.start("feeder actors", self._run, self._ports)
@@ -226,7 +217,7 @@ class ActorPool:
             ports, self._ports = self._ports, None
         if ports is not None:
             ports.close()
-        self._buffers = self._buffers_ref = None
+        self._buffers = None
 
     def _wake(self) -> None:
         ports = self._ports
@@ -389,7 +380,7 @@ class ActorPool:
         if far:
             hosts = ", ".join(sorted(far))
             return f"no actor has reached this process at {address}; tried from {hosts}", (
-                "open this host's ports to the cluster's hosts, or set FEEDER_RAY_DATA=store here"
+                "open this host's ports to the cluster's hosts"
             )
         # Without the lock: the cluster may take its time to say.
         told, is_enough = self.cluster.room()
@@ -479,53 +470,12 @@ class ActorPool:
             self._num_unmade = 0
             member.pid, member.host, member.node = found.pid, found.host, found.node
             member.public = found.public
-            if self._buffers_ref is not None:
-                member.line = Stored(partial(self._call, member))
-                assert self._load is not None
-                data = encode(self._load()[0])
-                self.cluster.load(
-                    member.actor.handle, data, self._buffers_ref,
-                    lambda _, error: self.tell(self._on_loaded, generation, error),
-                )  # fmt: skip
-                return
             ports.allowed[member.public] = generation
             invitation = Invitation(generation, ports.name, ports.address, ports.public)
             self.cluster.serve(
                 member.actor.handle, invitation,
                 lambda how, error: self.tell(self._on_end, generation, error, how),
             )  # fmt: skip
-
-    def _call(self, member: _Member, data: bytes, number: int) -> None:
-        """Have a ticket answered by a call of an actor."""
-        self.cluster.answer(
-            member.actor.handle, data,
-            lambda found, error: self.tell(
-                self._on_stored, member.generation, number, found, error
-            ),
-        )  # fmt: skip
-
-    def _on_loaded(self, generation: int, error: BaseException | None) -> None:
-        if error is not None:
-            self._on_end(generation, error)
-            return
-        with self._lock:
-            if (member := self._members.get(generation)) is not None:
-                self._is_ready(member)
-
-    def _on_stored(
-        self, generation: int, number: int, found: Any, error: BaseException | None
-    ) -> None:
-        if error is not None:
-            self._on_end(generation, error)
-            return
-        member = self._members.get(generation)
-        if member is None or not isinstance(member.line, Stored):
-            return
-        for messages, arrays in member.line.in_order(number, found):
-            *said, answer = map(decode, messages)
-            for message in said:
-                self._came(member, message, [], [])
-            self._came(member, answer, [], arrays)
 
     def _on_caller(self, generation: int, wire: Wire) -> None:
         """An actor on this host has come."""

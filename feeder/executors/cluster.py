@@ -79,10 +79,6 @@ class Cluster:
         """The address of this host, as the cluster's hosts know it."""
         return str(self._ray.util.get_node_ip_address())
 
-    def put(self, value: Any) -> Any:
-        """Keep a value in the object store; its reference."""
-        return self._ray.put(value)
-
     # ---- actors
 
     def start(self) -> Any:
@@ -124,22 +120,6 @@ class Cluster:
         several = self._options.per_actor > 1
         serve = handle.serve.options(concurrency_group="serve") if several else handle.serve
         self._when(serve.remote(*invitation), lambda found: found, told)
-
-    def load(
-        self,
-        handle: Any,
-        data: bytes,
-        buffers: Any,
-        told: Callable[[Any, BaseException | None], None],
-    ) -> None:
-        """Give an actor its function, where tickets are calls of it."""
-        self._when(handle.load.remote(data, buffers), lambda found: found, told)
-
-    def answer(
-        self, handle: Any, data: bytes, told: Callable[[Any, BaseException | None], None]
-    ) -> None:
-        """Have a ticket answered by a call of the actor."""
-        self._when(handle.answer.remote(data), lambda found: found, told)
 
     def stack(self, handle: Any, generation: int) -> str:
         """Where an actor, or its process, is in its call; empty where it does not say."""
@@ -245,12 +225,6 @@ def _actor_class(ray: Any, num: int) -> Any:
 
         def end(self, generation: int) -> None:
             self._actor.end(generation)
-
-        def load(self, data: bytes, buffers: Any) -> None:
-            self._actor.load(data, buffers)
-
-        def answer(self, data: bytes) -> Any:
-            return self._actor.answer(data)
 
         def stack(self, generation: int) -> Any:
             return self._actor.stack(generation)

@@ -1,4 +1,4 @@
-"""The ways to actors, at the driver's end: a unix socket with shared memory, ZeroMQ, Ray's store.
+"""The ways to actors, at the driver's end: a unix socket with shared memory, and ZeroMQ.
 
 `Line` is one actor's way; `Ports` is where actors come in, and what the receiving thread waits for.
 """
@@ -85,30 +85,6 @@ class Framed(Line):
         ticket.freed = []
         self.blocks.freed()
         self._post([self._identity, encode(ticket)])
-
-
-class Stored(Line):
-    """An actor whose answers come by Ray's object store."""
-
-    def __init__(self, call: Callable[[bytes, int], None]) -> None:
-        super().__init__()
-        self._call = call
-        self._next = 1
-        self._early: dict[int, Any] = {}
-
-    def send(self, ticket: Any) -> None:
-        ticket.freed = []
-        self.blocks.freed()
-        self._call(encode(ticket), ticket.number)
-
-    def in_order(self, number: int, found: Any) -> list[Any]:
-        """What came, in the order of its tickets: types of arrays are told once."""
-        self._early[number] = found
-        ready = []
-        while self._next in self._early:
-            ready.append(self._early.pop(self._next))
-            self._next += 1
-        return ready
 
 
 def memory_of(frame: Any) -> Any:

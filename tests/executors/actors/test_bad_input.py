@@ -189,7 +189,7 @@ def test_an_unknown_way(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         drain(remote.plain, executor=RayActors(1))
 
 
-@pytest.mark.parametrize("way", ("mapped", "store"))
+@pytest.mark.parametrize("way", ("mapped", "frames"))
 def test_what_cannot_be_read_here_is_told(
     cluster: Any, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import remote
 from executors.actors.test_kills import TIMEOUT_S, pool_of
 from executors.actors.test_pool import Pool
 from feeder import ConfigError, RayActors
-from feeder.executors.actors import _MOST_UNMADE, DATA
+from feeder.executors.actors import _MOST_UNMADE
 from feeder.executors.ports import Line
 from feeds import assert_same, drain, note, running
 from lineage import ends_of
@@ -54,13 +54,6 @@ def test_a_process_is_replaced_where_it_was(cluster: Any, caplog: pytest.LogCapt
         ends.wait()
     assert f"(process {first[0]} on " in caplog.text and "was killed by SIGKILL" in caplog.text
     assert_same(got, drain(remote.many, most=len(got), **settings))
-
-
-@pytest.mark.process
-def test_rays_store_has_one_process_for_each(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DATA, "store")
-    with pytest.raises(ConfigError, match="per_actor is 2 and FEEDER_RAY_DATA is 'store'"):
-        drain(remote.plain, executor=RayActors(1, per_actor=2))
 
 
 # ---- Without a cluster
