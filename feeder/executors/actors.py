@@ -747,6 +747,8 @@ class RayExecutor(ProcessExecutor):
 class RayExecution(ProcessExecution):
     """The fetch function of one stream, in actors. Fetcher threads call it."""
 
+    is_far = True
+
     def _make_pool(self) -> ActorPool:
         options, spec = self._executor.options, self._given
         assert isinstance(options, RayActors)

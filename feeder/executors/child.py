@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.executors import pickles
+from feeder.executors import pickles, plain
 from feeder.executors.blocks import Writer
 from feeder.executors.mapping import map_shared
 from feeder.executors.options import resolve
@@ -45,8 +45,9 @@ from feeder.workers.fetch.calls import FIRST_NONE_PAUSE_S, as_tuple
 from feeder.workers.fetch.seeding import RECORD_SEEDS, follow_imports, seed_for_call
 from feeder.workers.stream import placement
 from feeder.workers.stream.batch import Call
-from feeder.workers.stream.chunks import count_bytes, native
+from feeder.workers.stream.chunks import count_bytes, native, with_arrays
 from feeder.workers.stream.copying import is_sole_owner
+from feeder.workers.stream.dtypes import write_dtype
 from feeder.workers.stream.memory import POOL
 
 _BUNDLE_S = 0.001
@@ -178,7 +179,7 @@ class _Forward(logging.handlers.QueueHandler):
         self._wire = wire
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        self._wire.send(Logged(pickles.dump(record.__dict__)))
+        self._wire.send(Logged(plain.write_record(record)))
 
 
 def _forward_logs(wire: Speaker, level: int) -> None:
@@ -231,19 +232,19 @@ class _Function:
             self._get_ready(ticket.worker_id, ticket.restore)
         except BaseException as raised:
             # Whatever it is: it ends no epoch.
-            outcome, error = ERROR, pickles.pack_error(raised)
+            outcome, error = ERROR, plain.write_error(raised)
         else:
             try:
                 outcome = self._make(ticket, chunks, cursors)
             except StopIteration:
                 outcome = END
             except BaseException as raised:
-                outcome, error = ERROR, pickles.pack_error(raised)
+                outcome, error = ERROR, plain.write_error(raised)
         if outcome == END and self._load.seekable:
             try:
-                cursors.append(self._encoded_cursor(ticket.worker_id))
+                cursors.append(self._cursor_of(ticket.worker_id))
             except BaseException as raised:
-                outcome, error = ERROR, pickles.pack_error(raised)
+                outcome, error = ERROR, plain.write_error(raised)
         self._flush()
         blocks, fresh, descriptors, dropped = self._blocks.lend()
         dtypes, self._fresh = self._fresh, []
@@ -286,7 +287,7 @@ class _Function:
             chunk = as_tuple(chunk, self._names)
             sent = self._place(chunk)
             if load.seekable:
-                cursors.append(self._encoded_cursor(ticket.worker_id))
+                cursors.append(self._cursor_of(ticket.worker_id))
             chunks.append(sent)
             num_bytes += count_bytes(chunk)
             if num_bytes >= ticket.most_bytes or time.monotonic() > ends:
@@ -309,7 +310,7 @@ class _Function:
     def _learn(self, chunk: Any) -> None:
         """What the columns of a call are like, from one that gave all of its rows."""
         rows = self._load.rows_per_call
-        if rows is None or not isinstance(chunk, tuple) or not all(map(_is_plain, chunk)):
+        if rows is None or not isinstance(chunk, tuple) or not all(map(_is_array, chunk)):
             return
         shapes = [array.shape for array in chunk]
         axes = self._load.axes
@@ -320,12 +321,16 @@ class _Function:
             self._likes = [(array.shape, native(array.dtype)) for array in chunk]
 
     def _place(self, chunk: Any) -> list[Place] | bytes:
-        """A chunk as it is sent: where its arrays lie, or a pickle of what is none."""
-        if not isinstance(chunk, tuple) or not all(map(_is_plain, chunk)):
+        """A chunk as it is sent: where its arrays lie; of what is no tuple of arrays its pickle, if
+        that stays on this host."""
+        chunk = with_arrays(chunk)
+        if not isinstance(chunk, tuple) or not all(map(self._is_plain, chunk)):
             try:
+                if self._load.is_far:
+                    raise TypeError(f"it is {_kinds(chunk)}")
                 return pickles.dump(chunk)
             except Exception as error:
-                raise pickles.CallError(
+                raise plain.CallError(
                     f"what it returned cannot be sent: {error}; return a list, tuple or dict of "
                     "arrays"
                 ) from error
@@ -338,11 +343,21 @@ class _Function:
             for array, is_kept in zip(chunk, kept, strict=True)
         ]
 
+    def _is_plain(self, array: Any) -> bool:
+        if not _is_array(array):
+            return False
+        if array.dtype not in self._dtypes:
+            try:
+                write_dtype(array.dtype)
+            except TypeError:
+                return False
+        return True
+
     def _number(self, dtype: np.dtype[Any]) -> int:
         number = self._dtypes.get(dtype)
         if number is None:
             number = self._dtypes[dtype] = len(self._dtypes)
-            self._fresh.append(pickles.dump(dtype))
+            self._fresh.append(codec.pack(write_dtype(dtype)))
         return number
 
     # ---- cursors
@@ -354,25 +369,21 @@ class _Function:
             if ticket.call is not None:
                 self._check()
                 assert self._cursor is not None
-                cursor = pickles.dump(self._cursor(Call(*ticket.call)))
+                cursor = _encoded(self._cursor(Call(*ticket.call)))
             elif ticket.cursor is None:
                 self._get_ready(ticket.worker_id, ticket.restore)
                 assert self._cursor is not None
-                cursor = pickles.dump(self._cursor(ticket.worker_id))
+                cursor = _encoded(self._cursor(ticket.worker_id))
             else:
                 self._get_ready(ticket.worker_id, ticket.cursor)
         except BaseException as raised:
-            error = pickles.pack_error(raised)
+            error = plain.write_error(raised)
         self._flush()
         return Answered(cursor, error), []
 
-    def _encoded_cursor(self, worker_id: int) -> bytes:
+    def _cursor_of(self, worker_id: int) -> bytes:
         assert self._cursor is not None
-        cursor = self._cursor(worker_id)
-        try:
-            return codec.pack(cursor)
-        except (TypeError, ValueError) as error:
-            raise pickles.CursorError(str(error)) from error
+        return _encoded(self._cursor(worker_id))
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -399,7 +410,7 @@ class _Function:
             except StopIteration:
                 ends += 1
                 if ends > num_ends:
-                    raise pickles.CallError(
+                    raise plain.CallError(
                         f"fetch function is not deterministic: its epoch ended after {chunks} of "
                         f"{num_chunks} calls when they were made again in a new process"
                     ) from None
@@ -414,6 +425,13 @@ class _Function:
             # A function may have put something else in their place.
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
+
+
+def _encoded(cursor: Any) -> bytes:
+    try:
+        return codec.pack(cursor)
+    except (TypeError, ValueError) as error:
+        raise plain.CursorError(str(error)) from error
 
 
 def _load(load: Load, descriptor: int) -> Any:
@@ -444,7 +462,14 @@ def _method(fetch: Any, name: str) -> Any:
     return next((f for f in (getattr(owner, name, None) for owner in owners) if callable(f)), None)
 
 
-def _is_plain(array: Any) -> bool:
+def _kinds(chunk: Any) -> str:
+    """What a chunk is, in words."""
+    if isinstance(chunk, tuple):
+        return f"a tuple of {', '.join([type(one).__name__ for one in chunk])}"
+    return f"of type {type(chunk).__name__}"
+
+
+def _is_array(array: Any) -> bool:
     kind = type(array)
     return (kind is np.ndarray or kind is np.memmap) and not array.dtype.hasobject
 

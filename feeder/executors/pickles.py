@@ -1,4 +1,4 @@
-"""Fetch functions, exceptions and log records as bytes, between a process and those it has started.
+"""Fetch functions as bytes, from a process to those that it has started.
 
 Nothing here reads bytes that come from a disk or from a stranger.
 """
@@ -9,7 +9,6 @@ import io
 import os
 import pickle  # noqa: TID251
 import sys
-import traceback
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,42 +172,11 @@ def aligned(at: int) -> int:
     return -(-at // _ALIGNED_BYTES) * _ALIGNED_BYTES
 
 
-def pack_error(error: BaseException) -> bytes:
-    """An exception with the traceback that it has here, as a note."""
-    text = "".join(traceback.format_exception(error)).rstrip()
-    note = f"in process {os.getpid()}:\n{text}"
-    try:
-        # A copy: the function may raise the same one again.
-        copied = pickle.loads(pickle.dumps(error))
-        copied.add_note(note)
-        return pickle.dumps(copied)
-    except Exception:
-        # Its class cannot be had elsewhere, or has arguments that cannot be sent.
-        stand_in = CallError(_in_words(error))
-        stand_in.add_note(note)
-        return pickle.dumps(stand_in)
-
-
-def _in_words(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
-
-
-class CallError(Exception):
-    """Stands for an exception of a fetch function that cannot be sent out of its process."""
-
-
 def dump(value: Any) -> bytes:
     """A value as a pickle, for a process of this one's own."""
     return pickle.dumps(value, 5)
 
 
 def load(data: bytes) -> Any:
-    """The reverse of `dump` and `pack_error`."""
+    """The reverse of `dump`."""
     return pickle.loads(data)
-
-
-class CursorError(Exception):
-    """No position can hold the cursor of a worker."""

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.errors import ClosedError
-from feeder.executors import pickles
+from feeder.executors import pickles, plain
 from feeder.executors.blocks import Reader
 from feeder.executors.mapping import map_shared
 from feeder.executors.options import Processes
@@ -44,8 +44,10 @@ from feeder.executors.wire import (
     Seen,
     Wire,
 )
+from feeder.state import codec
 from feeder.workers.errors import CallLost
 from feeder.workers.stats import ExecutorCounts
+from feeder.workers.stream.dtypes import read_dtype
 
 logger = logging.getLogger("feeder")
 
@@ -501,7 +503,7 @@ class Pool:
                 case Logged(record):
                     log(record)
                 case Made():
-                    return unpacked(process.blocks, message, descriptors)
+                    return unpacked(process.blocks, message, descriptors, unpickles=True)
                 case _:
                     return message
 
@@ -566,10 +568,14 @@ class Pool:
             return [one.pid for one in self._alive()]
 
 
-def unpacked(blocks: Reader, made: Made, descriptors: list[int]) -> Made:
-    """An answer with its chunks as arrays."""
+def unpacked(
+    blocks: Reader, made: Made, descriptors: list[int], *, unpickles: bool = False
+) -> Made:
+    """An answer with its chunks as arrays; of a child of this process pickles are read."""
     blocks.add(made.fresh, descriptors)
-    blocks.learn([pickles.load(dtype) for dtype in made.dtypes])
+    blocks.learn([read_dtype(codec.unpack(dtype)) for dtype in made.dtypes])
+    if not unpickles and any(isinstance(chunk, bytes) for chunk in made.chunks):
+        raise ValueError("a pickle came from another host")
     roots = blocks.open(made.blocks)
     array = blocks.array
     chunks: Any = [
@@ -596,7 +602,7 @@ def say(is_error: bool, text: str) -> None:
 def log(record: bytes) -> None:
     """Log what a process has logged."""
     try:
-        made = logging.makeLogRecord(pickles.load(record))
+        made = plain.read_record(record)
         to = logging.getLogger(made.name)
         if to.isEnabledFor(made.levelno):
             to.handle(made)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from feeder.executors import pickles
+from feeder.executors import pickles, plain
 from feeder.executors.options import Processes, RayActors
 from feeder.executors.pool import Lost, Pool
 from feeder.executors.wire import END, ERROR, NOTHING, Ask, Calls, Load
@@ -76,8 +76,9 @@ class ProcessExecutor:
         return type(self)(self.options, fetch)
 
     def load_of(
-        self, spec: StreamSpec, rows_per_call: int | None, begins: list[Any] | None
-    ) -> Load:
+        self, spec: StreamSpec, rows_per_call: int | None, begins: list[Any] | None, *,
+        is_far: bool,
+    ) -> Load:  # fmt: skip
         """What a new process is told first."""
         parcel, options = self._parcel, self.options
         return Load(
@@ -94,6 +95,7 @@ class ProcessExecutor:
             num_workers=spec.num_workers,
             seed=spec.seed,
             log_level=logging.getLogger().getEffectiveLevel(),
+            is_far=is_far,
             begins=begins,
         )
 
@@ -104,6 +106,9 @@ class ProcessExecutor:
 
 class ProcessExecution:
     """The fetch function of one stream, in processes. Fetcher threads call it."""
+
+    is_far = False
+    """Whether processes may be on other hosts: then neither end unpickles what they say."""
 
     def __init__(self, executor: ProcessExecutor, spec: StreamSpec, run: RunSpec) -> None:
         self._executor = executor
@@ -146,7 +151,9 @@ class ProcessExecution:
 
     def _load(self) -> tuple[Load, int]:
         return (
-            self._executor.load_of(self._given, self.run.rows_per_call, self._begins),
+            self._executor.load_of(
+                self._given, self.run.rows_per_call, self._begins, is_far=self.is_far
+            ),
             self._buffers,
         )
 
@@ -201,11 +208,10 @@ class ProcessExecution:
 
     def call_again(self, call: Call) -> Any:
         """The chunk of a call of a pure function that was made before."""
-        return _only(
+        return self.only(
             lambda most_deaths: self.call_index(
                 call.index, call.epoch, call.batch_size, 1, most_deaths, counts=False
-            ),
-            self.run,
+            )
         )
 
     def call_worker(self, worker_id: int, size: int, num: int) -> Any:
@@ -232,6 +238,30 @@ class ProcessExecution:
                 # Else it ended before it came to these calls, and not for them.
                 if lost.num_begun:
                     raise
+
+    def only(self, ask: Callable[[int], Any]) -> Any:
+        """The chunk of one call, or what it raised."""
+        deaths = _Deaths(self.run)
+        while True:
+            try:
+                made = ask(deaths.num_left)
+                break
+            except Lost as lost:
+                deaths.count(lost)
+        if made.chunks:
+            return made.chunks[0]
+        if made.outcome == END:
+            raise StopIteration
+        if made.outcome == ERROR:
+            raise self.error_of(made.error)
+        return None
+
+    def error_of(self, written: bytes) -> BaseException:
+        """What a call raised, as a process has written it."""
+        error = plain.read_error(written, imports=not self.is_far)
+        if isinstance(error, plain.CursorError):
+            return ConfigError(f"no position can hold the cursor of a worker: {error}")
+        return error
 
     def cursor_after(self, call: Call) -> Any:
         """The cursor of a pure function after a call."""
@@ -264,8 +294,8 @@ class ProcessExecution:
     def _answer(self, ticket: Ask, place: int | None, prepare: Callable[[Numbered], None]) -> Any:
         answered = self._ask(ticket, place, prepare)
         if answered.error:
-            raise pickles.load(answered.error)
-        return pickles.load(answered.cursor) if answered.cursor else None
+            raise self.error_of(answered.error)
+        return codec.unpack(answered.cursor) if answered.cursor else None
 
 
 def most_of(spec: StreamSpec, options: Processes | RayActors) -> int:
@@ -320,11 +350,10 @@ class _PureFunction:
 
     def __call__(self, call: Call) -> Any:
         execution = self._execution
-        return _only(
+        return execution.only(
             lambda most_deaths: execution.call_index(
                 call.index, call.epoch, call.batch_size, 1, most_deaths
-            ),
-            execution.run,
+            )
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -344,25 +373,7 @@ class _WorkerFunction:
 
     def __call__(self, worker_id: int, batch_size: int) -> Any:
         execution = self._execution
-        return _only(lambda _: execution.call_worker(worker_id, batch_size, 1), execution.run)
-
-
-def _only(ask: Callable[[int], Any], run: RunSpec) -> Any:
-    """The chunk of one call, or what it raised."""
-    deaths = _Deaths(run)
-    while True:
-        try:
-            made = ask(deaths.num_left)
-            break
-        except Lost as lost:
-            deaths.count(lost)
-    if made.chunks:
-        return made.chunks[0]
-    if made.outcome == END:
-        raise StopIteration
-    if made.outcome == ERROR:
-        raise pickles.load(made.error)
-    return None
+        return execution.only(lambda _: execution.call_worker(worker_id, batch_size, 1))
 
 
 class _Deaths:
@@ -394,12 +405,13 @@ class _Deaths:
 class _Bundle:
     """Chunks that came together, of one ticket. Owner: the fetcher that has it."""
 
-    def __init__(self, run: RunSpec) -> None:
+    def __init__(self, execution: ProcessExecution) -> None:
+        self._execution = execution
         self._chunks: deque[Any] = deque()
         self._cursors: deque[bytes] = deque()
         self._outcome = 0
         self._error = b""
-        self._deaths = _Deaths(run)
+        self._deaths = _Deaths(execution.run)
         self.cursor: bytes | None = None
         """The worker's after the chunk that was taken last, or after the end."""
 
@@ -408,10 +420,10 @@ class _Bundle:
         return bool(self._chunks or self._outcome)
 
     @classmethod
-    def of(cls, ticket: Ticket, run: RunSpec) -> _Bundle:
+    def of(cls, ticket: Ticket, execution: ProcessExecution) -> _Bundle:
         """The bundle of a ticket."""
         if ticket.bundle is None:
-            ticket.bundle = cls(run)
+            ticket.bundle = cls(execution)
         return ticket.bundle  # type: ignore[no-any-return]
 
     def take(self, num: int, ask: Callable[[int, int], Any]) -> Any:
@@ -445,10 +457,7 @@ class _Bundle:
             if self._cursors:
                 self.cursor = self._cursors.popleft()
             raise StopIteration
-        error = pickles.load(self._error)
-        if isinstance(error, pickles.CursorError):
-            raise ConfigError(f"no position can hold the cursor of a worker: {error}")
-        raise error
+        raise self._execution.error_of(self._error)
 
 
 class _RemoteIndexCalls(IndexCalls):
@@ -459,7 +468,7 @@ class _RemoteIndexCalls(IndexCalls):
         self._execution = execution
 
     def begin(self, ticket: Ticket) -> Callable[[int], Any]:
-        execution, bundle = self._execution, _Bundle.of(ticket, self._execution.run)
+        execution, bundle = self._execution, _Bundle.of(ticket, self._execution)
         epoch, rows = ticket.epoch, self._rows_asked
 
         def make(index: int) -> Any:
@@ -489,7 +498,7 @@ class _RemoteWorkerCalls(WorkerCalls):
 
     def begin(self, ticket: Ticket) -> Callable[[int], Any]:
         execution = self._execution
-        bundle = self._bundle = _Bundle.of(ticket, execution.run)
+        bundle = self._bundle = _Bundle.of(ticket, execution)
 
         def ask(num: int, most_deaths: int) -> Any:
             return execution.call_worker(self._worker_id, self._spec.rows_asked, num)

@@ -1,7 +1,7 @@
 """Messages between this process and the processes of an executor, over a private socket pair.
 
 A message is a header and a msgpack body; descriptors travel with the header. The other end is a
-process that this one has started, so what comes is trusted: exceptions and log records are pickles.
+process that this one has started, or an actor on another host, from which no pickle is taken.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Load(msgspec.Struct, array_like=True, tag=0):
     num_workers: int
     seed: int
     log_level: int
+    is_far: bool
+    """Whether it is an actor, which sends no pickles."""
     begins: list[Any] | None
     """The call and the cursor that a pure function with cursors is given first."""
 
@@ -99,14 +101,14 @@ class Made(msgspec.Struct, array_like=True, tag=3):
     """What the calls gave: chunks, and why there are no more."""
 
     chunks: list[bytes | list[Place]]
-    """A list of places; or, for what is no chunk of plain arrays, its pickle."""
+    """A list of places; or, for what is no tuple of arrays, its pickle, which no actor sends."""
     cursors: list[bytes]
     """The worker's cursor after each chunk, of functions that have one; and after an end."""
     outcome: int
     error: bytes
-    """The pickled exception of the call after the chunks."""
+    """The exception of the call after the chunks (`plain.write_error`)."""
     dtypes: list[bytes]
-    """Pickled dtypes that are new; numbered from the first message on."""
+    """Dtypes that are new, as plain values; numbered from the first message on."""
     blocks: list[tuple[int, int]]
     """The blocks that the chunks lie in, and how many bytes of each are used."""
     fresh: list[tuple[int, int]]
@@ -127,7 +129,7 @@ class Made(msgspec.Struct, array_like=True, tag=3):
 
 
 class Answered(msgspec.Struct, array_like=True, tag=4):
-    """The cursor that was asked for; or the pickled exception."""
+    """The cursor that was asked for; or the exception."""
 
     cursor: bytes
     error: bytes
@@ -142,7 +144,7 @@ class Said(msgspec.Struct, array_like=True, tag=5):
 
 
 class Logged(msgspec.Struct, array_like=True, tag=6):
-    """A pickled log record."""
+    """A log record (`plain.write_record`)."""
 
     record: bytes
 

@@ -140,7 +140,7 @@ def test_what_a_call_has_written_in_its_place_is_copied_only_if_it_is_kept(is_ke
     load = Load(
         function=b"remote:plain", is_path=True, sizes=[], names=["x"], axes=[0], rows_per_call=ROWS,
         pure=True, seekable=False, seed_globals=False, first_worker_id=0, num_workers=1, seed=0,
-        log_level=0, begins=None,
+        log_level=0, is_far=False, begins=None,
     )  # fmt: skip
     function = _Function(load, os.memfd_create("unused"), np.zeros(2, np.uint64), writer)
     function._fetch = fetch

@@ -126,14 +126,14 @@ class Schema:
     def arrange(self, chunks: Sequence[RawChunk]) -> Arranged:
         """Chunks as columns, checked; the arrays in native byte order."""
         if not self._fixed:
-            self._fix(list(map(_with_arrays, chunks)))
+            self._fix(list(map(with_arrays, chunks)))
         # Nearly always: a few list operations for all chunks together.
         fast = self._arrange_uniform(chunks)
-        return fast if fast is not None else self._arrange_each(list(map(_with_arrays, chunks)))
+        return fast if fast is not None else self._arrange_each(list(map(with_arrays, chunks)))
 
     def count_rows(self, chunks: Sequence[Any]) -> int:
         """The rows of chunks that nobody will look at; 0 for one that is none."""
-        counts = (self._defect(_with_arrays(chunk), self.columns) for chunk in chunks)
+        counts = (self._defect(with_arrays(chunk), self.columns) for chunk in chunks)
         return sum(count for count in counts if isinstance(count, int))
 
     def _arrange_uniform(self, chunks: Sequence[RawChunk]) -> Arranged | None:
@@ -254,7 +254,7 @@ def arrow_chunks() -> Any:
     return importlib.import_module("feeder.workers.sources.arrow_chunks")
 
 
-def _with_arrays(chunk: Any) -> Any:
+def with_arrays(chunk: Any) -> Any:
     """A chunk whose tensors of other libraries are arrays over their memory; those that NumPy
     cannot read, as of a GPU or of bfloat16, stay what they are."""
     if type(chunk) is not tuple or set(map(type, chunk)) == {np.ndarray}:

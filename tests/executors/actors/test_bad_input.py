@@ -190,12 +190,12 @@ def test_an_unknown_way(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("way", ("mapped", "frames"))
-def test_what_cannot_be_read_here_is_told(
+def test_what_is_no_array_is_refused(
     cluster: Any, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DATA, way)
-    with pytest.raises(FetchError, match="LookupError: only there"):
-        drain(remote.only_there, executor=RayActors(2), timeout=TIMEOUT_S)
+    with pytest.raises(FetchError, match="cannot be sent: it is of type object; return a list"):
+        drain(remote.once_no_array, executor=RayActors(2), timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize(("per_actor", "who"), ((1, "actor 1 (process "), (2, "")))
