@@ -16,7 +16,7 @@ from feeder.workers.spec import CallNames, StreamSpec
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.merge import End
 from feeder.workers.stream.position import Partitions, Position
-from small import WAIT_S
+from small import WAIT_S, wait_until
 
 EPOCHS, THREADS = 3, 3
 
@@ -310,6 +310,41 @@ def test_one_thread_makes_quick_calls() -> None:
     assert not woken
     queue._look()
     assert woken
+
+
+def test_one_thread_that_makes_quick_calls_has_all_room_and_fills_it() -> None:
+    queue = make_queue(max_rows=100)
+    give(queue, *draw(queue, 1), rows=10)
+    (ticket,) = draw(queue, 9)
+    assert ticket.num_left == 9
+    assert not queue._has_room
+    give(queue, ticket, rows=9)
+    # Of the 9 rows that are left another call of 10 may be made, by each thread.
+    assert queue._has_room
+
+
+def test_of_threads_that_make_one_call_each_the_rows_come_on_top() -> None:
+    bound = Bound(100, 2**20, 1, 0, 1)
+    bound.add_chunks(9, 90, 720)
+    assert bound.left(3, 3) == (10, 2**20 - 720 - 240)
+    assert bound.left(2, 3) == (-20, 2**20 - 720 - 240)
+    assert bound.has_room(3, 3) and not bound.has_room(2, 3)
+
+
+def test_who_has_waited_is_given_as_many_calls_as_it_asked_for() -> None:
+    queue, drawn = make_queue(1, max_rows=80), list[Ticket]()
+    queue.queue(0, 1)
+
+    def fetch() -> None:
+        give(queue, *draw(queue, 8), rows=10)
+        drawn.extend(draw(queue, 8))
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    wait_until(lambda: queue._num_idle == 1)
+    queue.hand_out(0, Held(1, 80, 640, 0))
+    thread.join(WAIT_S)
+    assert [(one.first, one.stop) for one in drawn] == [(8, 16)]
 
 
 def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
