@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from feeder.workers.enqueuer import DeviceQueue, Enqueuer, RoundRobinRouter, run_enqueuer
 from feeder.workers.fetch.bound import Bound
-from feeder.workers.fetch.calls import add_cursor, begin_anew, make_calls, seek
-from feeder.workers.fetch.executor import Execution
+from feeder.workers.fetch.calls import (
+    PartitionCalls,
+    add_cursor,
+    begin_anew,
+    make_calls,
+    seek,
+)
 from feeder.workers.fetch.fetcher import Fetcher
 from feeder.workers.fetch.queue import Queue
 from feeder.workers.fetch.resuming import Resume, StreamStart
@@ -17,6 +22,7 @@ from feeder.workers.fetch.tickets import IndexTickets, Tickets, WorkerTickets
 from feeder.workers.spec import CallNames, RunSpec, StreamSpec
 from feeder.workers.stats import ExecutorCounts, StreamStats
 from feeder.workers.stream.assembler import Assembler
+from feeder.workers.stream.batch import Call
 from feeder.workers.stream.buffers import OpenSlots, Slots
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.memory import keep_freed_memory
@@ -24,6 +30,41 @@ from feeder.workers.stream.merge import Merge
 from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
 from feeder.workers.stream.rounds import Dealing, Turns
+
+
+class Execution(Protocol):
+    """The fetch function of one stream, run elsewhere than on fetcher threads: each call is a round
+    trip.
+
+    The thread that makes the pipeline makes, starts and closes it; fetcher threads call it.
+    """
+
+    spec: StreamSpec
+    """What the stream is, with functions that are called over there."""
+
+    def make_calls(self, start: Position, *, resumed: bool) -> Sequence[PartitionCalls]:
+        """The calls of each partition of a stream that begins at `start`."""
+
+    def call_again(self, call: Call) -> Any:
+        """The chunk of a call of a pure function that was made before."""
+
+    def watch(self, stats: StreamStats) -> None:
+        """What is counted of the stream; before it starts. What runs may follow it."""
+
+    def start(self) -> None:
+        """Have ready what the calls need; before the first of them."""
+
+    def interrupt(self) -> None:
+        """End every call that is waited for, by an error; harmless when said again."""
+
+    def close(self) -> None:
+        """End all that runs, when no thread calls any more."""
+
+    def stack(self, ident: int | None) -> str:
+        """The Python stacks of what a thread's call runs in; empty where there are none."""
+
+    def counts(self) -> ExecutorCounts:
+        """What runs now; any thread may ask."""
 
 
 class Pipeline:

@@ -160,7 +160,7 @@ class Executor(Protocol):
     """Where the fetch function of a feed is run; its streams follow one after the other. Frozen."""
 
     def begin(self, spec: StreamSpec, run: RunSpec) -> Any:
-        """A stream begins: its `fetch.executor.Execution`. Nothing runs before that is started."""
+        """A stream begins: its `pipeline.Execution`. Nothing runs before that is started."""
 
     def of(self, fetch: Callable[..., Any]) -> Executor:
         """The same for another fetch function."""

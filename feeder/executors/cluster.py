@@ -207,8 +207,7 @@ def _actor_class(ray: Any, num: int) -> Any:
             sys.path[:] = [*first, *(place for place in second if place not in first)]
             sys.path_importer_cache.clear()
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-            from feeder.executors.actor import Actor
-            from feeder.executors.seats import Seats
+            from feeder.executors.actor import Actor, Seats
 
             self._actor: Any = Actor() if num == 1 else Seats()
 
