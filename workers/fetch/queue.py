@@ -149,10 +149,11 @@ class Queue:
                 # which comes late.
                 num_calls = 1 if self.cuts_short and not self._waits else most
                 is_quick = num_calls >= _QUICK_CALLS and not self._waits
-                # One thread that makes all calls has all room. With a share of it for each thread,
-                # a feed of 8 KB batches made 7 calls a ticket, of 8 threads 4 (2026-11-28).
-                num = 1 if is_quick and not self._calling else self._num_threads
-                left_rows, left_bytes = self._bound.left(len(self._calling), self._num_calls)
+                # One thread that makes all calls has all room; others share what is left. With a
+                # share for each, 8 KB batches had 7 calls a ticket, of 8 threads 4 (2026-11-28).
+                num_calling = len(self._calling)
+                num = 1 if is_quick and not num_calling else self._num_threads - num_calling
+                left_rows, left_bytes = self._bound.left(num_calling, self._num_calls)
                 most_rows, most_bytes = left_rows // num, left_bytes // num
                 num_calls = max(1, min(num_calls, self._bound.calls_in(most_rows, most_bytes)))
                 if tickets := deque(self._draw(num_calls)):
