@@ -71,8 +71,10 @@ class Positions:
         """A place in the stream; with the leftover rows where asked, and where they could not be
         fetched again."""
         has_rows = with_rows or not self.config.stream.repeatable
-        # Where the rows are at hand no call is made again, so none is compared.
-        cut = replace(cut, checked=None) if has_rows else cut
+        # Where the rows are at hand no call is made again, so none is compared. But a cursor that
+        # was written with the place, of a stream that has gone no further, stands before that call.
+        if has_rows and not any(cut.position.marks):
+            cut = replace(cut, checked=None)
         return StreamState(
             name=self.config.name,
             number=self.number,

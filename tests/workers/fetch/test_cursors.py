@@ -109,3 +109,32 @@ def test_a_cursor_of_a_pure_function_is_bytes(cursor: Any) -> None:
         batch = next(coordinator["train"])
         with pytest.raises(feeder.ConfigError, match=f"gave {type(cursor).__name__}, expected by"):
             batch.cut.token()
+
+
+class Sought:
+    """A pure function with cursors, which names the call that its cursor stands before."""
+
+    def __init__(self) -> None:
+        self.sought: list[tuple[feeder.Call, bytes]] = []
+
+    def __call__(self, call: feeder.Call) -> Any:
+        return [np.full(4, call.index)]
+
+    def cursor(self, call: feeder.Call) -> bytes:
+        return b"before %d" % (call.index + 1)
+
+    def seek(self, call: feeder.Call, cursor: bytes) -> None:
+        self.sought.append((call, cursor))
+
+
+@pytest.mark.parametrize("carrier", (feeder.Coordinator.snapshot, feeder.Coordinator.state_dict))
+def test_a_place_that_was_resumed_and_not_used_keeps_cursor_and_call_together(carrier: Any) -> None:
+    with make(Sought(), epochs=None) as coordinator:
+        token = next(coordinator["train"]).cut.token()
+    with make(Sought(), epochs=None, resume=token) as coordinator:
+        unused = carrier(coordinator)
+    fetch = Sought()
+    with make(fetch, epochs=None, resume=unused) as coordinator:
+        assert next(coordinator["train"])["id"][0] == 1
+    ((call, cursor),) = fetch.sought
+    assert cursor == b"before %d" % call.index
