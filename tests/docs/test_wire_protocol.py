@@ -26,7 +26,7 @@ from small import make as make_feed
 
 pytestmark = pytest.mark.process
 
-PAGE = ROOT / "docs/wire-protocol.md"
+PAGE = ROOT / "docs/design/wire-protocol.md"
 BLOCK = block_titled(PAGE, "read_feed.py")
 MESSAGES = {**say.FROM_CONSUMER, **say.FROM_SERVER}
 
