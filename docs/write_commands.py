@@ -1,6 +1,6 @@
 """Writes what every command's --help says into commands.md: run by scripts/docs commands.
 
-An option that `feeder serve` has in the same words is told there alone; dots take its place.
+Dots take the place of `--help`, and of options that `feeder serve` has in the same words.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PAGE = Path(__file__).with_name("commands.md")
 _BLOCK = re.compile(
     r"^```sh\nfeeder (?P<words>[^\n]*--help)\n```\n\n```output\n.*?^```\n", re.MULTILINE | re.DOTALL
 )
-_OPTION = re.compile(r"^  --[^\n]*\n(?:   [^\n]*\n)*", re.MULTILINE)
+_OPTION = re.compile(r"^  -[^\n]*\n(?:   [^\n]*\n)*", re.MULTILINE)
 
 
 @cache
@@ -30,19 +30,22 @@ def help_of(words: str) -> str:
     return done.stdout
 
 
-def without_options_of_serve(text: str) -> str:
-    """A help text, with dots for the options that `feeder serve` has."""
-    known = set(_OPTION.findall(help_of("serve --help")))
-    dotted = _OPTION.sub(lambda found: "  ...\n" if found[0] in known else found[0], text)
-    return re.sub(r"(?:  \.\.\.\n)+", "  ...\n", dotted)
+def shortened(words: str) -> str:
+    """What a command prints, with dots for what every command has and for what is of `serve`."""
+    known = set() if words == "serve --help" else set(_OPTION.findall(help_of("serve --help")))
+
+    def dotted(found: re.Match[str]) -> str:
+        return "  ...\n" if found[0] in known or found[0].startswith("  -h, ") else found[0]
+
+    text = re.sub(r"(?:  \.\.\.\n)+", "  ...\n", _OPTION.sub(dotted, help_of(words)))
+    if known and "[--bind ADDR]" in text:
+        text = re.sub(r" \[-h\] \[--bind ADDR\].*?\n(?=\n)", " ... FILE\n", text, flags=re.DOTALL)
+    return text
 
 
 def help_block(words: str) -> str:
     """The block of a command, and that of what it prints."""
-    text = help_of(words)
-    if words != "serve --help":
-        text = without_options_of_serve(text)
-    return f"```sh\nfeeder {words}\n```\n\n```output\n{text.rstrip()}\n```\n"
+    return f"```sh\nfeeder {words}\n```\n\n```output\n{shortened(words).rstrip()}\n```\n"
 
 
 def main() -> None:
