@@ -48,7 +48,7 @@ IMPORTED = {
 
 def test_what_is_to_be_imported_in_place_of_others_is_there() -> None:
     text = (ROOT / "docs" / "migrating.md").read_text()
-    table = text[text.index("## One line") : text.index("### Side by side")]
+    table = text[text.index("## One line") : text.index("## PyTorch: ")]
     lines = re.findall(r"`(from feeder\.adapters[^`]+)`", table)
     assert len(lines) == 2
     for line in lines:

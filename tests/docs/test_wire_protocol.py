@@ -26,7 +26,7 @@ from small import make as make_feed
 
 pytestmark = pytest.mark.process
 
-PAGE = ROOT / "docs/wire-protocol.md"
+PAGE = ROOT / "docs/design/wire-protocol.md"
 BLOCK = block_titled(PAGE, "read_feed.py")
 MESSAGES = {**say.FROM_CONSUMER, **say.FROM_SERVER}
 
@@ -54,7 +54,7 @@ def test_the_numbers_are_those_in_force() -> None:
     assert f"texts {say.MAX_TEXT:,}" in text
     assert f"multiple of {ALIGNMENT} bytes" in text
     assert f"arena number · {SLOTS_PER_ARENA:,} + slot" in text
-    assert f"at most {MAX_FRAME_BYTES // 2**20} MiB, else" in text
+    assert f"at most {MAX_FRAME_BYTES // 2**20} MiB, otherwise" in text
     assert {len(part) for part in pieces([memoryview(bytes(MAX_FRAME_BYTES + 2**20))])} == {2**20}
     assert "frames of at most 1 MiB" in text
 
