@@ -17,6 +17,7 @@ import socket
 import stat
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -272,6 +273,7 @@ class DescriptorListener:
         self._clock = clock
         self._refused = refused or partial(RateLimitedLog().warn, "%s")
         self._nonces: set[bytes] = set()
+        self._withdrawn: deque[bytes] = deque(maxlen=max_half_open)
         self._half_open: dict[int, _HalfOpen] = {}
         self._sock = _listen(Path(path))
         # By this `close` knows whether the file is still its own and not that of a successor.
@@ -288,8 +290,10 @@ class DescriptorListener:
         self._nonces.add(nonce)
 
     def withdraw(self, nonce: bytes) -> None:
-        """Void a nonce that was not presented."""
+        """Void a nonce that was not presented: its consumer has left. What it has sent before may
+        still be on its way, and is no stranger's."""
         self._nonces.discard(nonce)
+        self._withdrawn.append(nonce)
 
     @property
     def deadline(self) -> float:
@@ -364,6 +368,10 @@ class DescriptorListener:
             return None
         except OSError as error:
             nonce = str(error).encode()
+        if nonce in self._withdrawn:
+            self._forget(peer)
+            peer.sock.close()
+            return None
         if nonce not in self._nonces:
             self._drop(peer, "presented a nonce that was not offered, or has been used")
             return None

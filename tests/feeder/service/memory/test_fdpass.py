@@ -149,6 +149,8 @@ def test_a_nonce_is_good_once_and_until_it_is_withdrawn(door: Door, path: Path, 
     with pytest.raises(TransportError, match=r"hung up|reset"):
         attachment.receive()
     attachment.close()
+    # Whose consumer has left is no stranger: nobody is told of it.
+    assert len(door.refused) == (how == "used")
 
 
 def test_who_says_nothing_is_sent_away_in_time(door: Door, path: Path) -> None:
