@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import threading
-import weakref
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from time import monotonic
@@ -18,6 +17,7 @@ from feeder.errors import ConfigError
 from feeder.observe.figures import Figures
 from feeder.observe.status.board import Board
 from feeder.observe.status.routes import PROBES, Answer, answer
+from feeder.workers import forks
 from feeder.workers.fetch.threads import ThreadGroup
 
 logger = logging.getLogger("feeder")
@@ -63,9 +63,6 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and int(text) < 2**16
 
 
-_ports: weakref.WeakSet[StatusPort] = weakref.WeakSet()
-
-
 class StatusPort:
     """Serves the figures that `read_figures` reads, until it is closed, in threads of its own.
 
@@ -90,7 +87,7 @@ class StatusPort:
             "feeder status", run_port, self._listener, self._open, self._take, self._board.pause
         )
         self._threads.start("feeder status sampler", self._board.run_sampler)
-        _ports.add(self)
+        forks.call_in_child(self.after_fork)
 
     def __enter__(self) -> StatusPort:
         return self
@@ -284,11 +281,3 @@ class _Request(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
-
-
-def _after_fork() -> None:
-    for port in list(_ports):
-        port.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
