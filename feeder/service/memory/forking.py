@@ -13,13 +13,11 @@ import ctypes
 import logging
 import mmap
 import os
-import resource
 import select
 import socket
 import stat
 import threading
 import weakref
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 from feeder.workers import forks  # noqa: F401  # its hook comes before the ones of this module
@@ -212,33 +210,20 @@ def make_own(address: int, num_bytes: int) -> None:
 # addresses that they are bound to.
 
 
-_MOST = 65_536
-"""Descriptors that are looked at where the system lists none and sets no limit: as many as `serve`
-asks for."""
-
-
 def close_sockets(places: set[Any]) -> None:
     """Close the sockets that are bound at ports of TCP and at paths of unix sockets."""
-    for descriptor in _descriptors():
+    # A server keeps some descriptors free, so there is one for the listing.
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
         except OSError:
             continue  # It was the listing's own descriptor, closed by now.
-        # Looked at through the descriptor itself: there may be none left for a copy.
         sock = socket.socket(fileno=descriptor)
         is_ours = _place(sock) in places
         sock.detach()
         if is_ours:
             os.close(descriptor)
-
-
-def _descriptors() -> Iterable[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:  # Listing takes a descriptor, and none may be left.
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return range(_MOST if limit == resource.RLIM_INFINITY else min(limit, _MOST))
 
 
 def _place(sock: socket.socket) -> Any:
