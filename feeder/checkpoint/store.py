@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -22,6 +21,7 @@ from feeder.checkpoint.tolerate import is_unreadable, skip_damaged, tolerate_fai
 from feeder.durable import Fs, OsFs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.state.snapshot import Snapshot
+from feeder.workers import forks
 from feeder.workers.public import public
 
 # ---- The backend under a store: a folder or an object store, as its URL says.
@@ -88,8 +88,6 @@ def _checked(path: str) -> str:
 
 # How many neighbours an error names of a checkpoint that is not there.
 _NUM_NAMED = 5
-# Told of a fork: a child's locks and descriptors are the parent's.
-_stores: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()
 
 
 @public("feeder")
@@ -137,7 +135,7 @@ class CheckpointStore:
         self._backend = open_backend(self.url, self.writer, retry_s, fs)
         self._next: int | None = None
         self._mutex = threading.Lock()
-        _stores.add(self)
+        forks.call_in_child(self.after_fork)
 
     # ---- written
 
@@ -371,6 +369,7 @@ class CheckpointStore:
 
     def after_fork(self) -> None:
         """This is a forked child: what the parent holds is not its own."""
+        forks.call_in_child(self.after_fork)
         self._mutex = threading.Lock()
         self._next = None
         self._backend.after_fork()
@@ -388,14 +387,6 @@ class CheckpointStore:
 
     def __repr__(self) -> str:
         return f"<CheckpointStore {self.url!r}, writer {self.writer!r}>"
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 # ---- The names of a writer's sequence of checkpoints: its name, a dot, a growing number

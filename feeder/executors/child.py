@@ -41,6 +41,7 @@ from feeder.executors.wire import (
     Wire,
 )
 from feeder.state import codec
+from feeder.workers import forks
 from feeder.workers.fetch.calls import FIRST_NONE_PAUSE_S, as_tuple
 from feeder.workers.fetch.seeding import RECORD_SEEDS, follow_imports, seed_for_call
 from feeder.workers.stream import placement
@@ -111,7 +112,8 @@ class Server:
         POOL.lend_from(self.blocks.empty)
         _speak_through(wire)
         _forward_logs(wire, load.log_level)
-        os.register_at_fork(after_in_child=lambda: _forget(wire))
+        self._wire = wire
+        forks.call_in_child(self._forget)
         self._function = _Function(load, descriptor, self._progress, self.blocks)
 
     def answer(self, ticket: Any) -> tuple[Any, list[int]]:
@@ -125,6 +127,13 @@ class Server:
         answer, new = function.ask(ticket) if is_question else function.call(ticket)
         answer.number = ticket.number
         return answer, new
+
+    def _forget(self) -> None:
+        """This is a child that a fetch function has forked: the connection is not its own, and the
+        parent would wait for it to be closed."""
+        self._wire.forget()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        logging.getLogger().handlers.clear()
 
 
 class _Speech(io.RawIOBase):
@@ -160,14 +169,6 @@ def _speak_through(wire: Speaker) -> None:
         )
         for is_error in (False, True)
     )  # fmt: skip
-
-
-def _forget(wire: Speaker) -> None:
-    """This is a child that a fetch function has forked: the connection is not its own, and the
-    parent would wait for it to be closed."""
-    wire.forget()
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    logging.getLogger().handlers.clear()
 
 
 class _Forward(logging.handlers.QueueHandler):

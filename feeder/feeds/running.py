@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import time
 import weakref
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from feeder.checkpoint.saving import Saver
 from feeder.errors import FeedError, StuckWorkerError
 from feeder.feeds.stream import Stream
 from feeder.state.snapshot import Snapshot
+from feeder.workers import forks
 from feeder.workers.fetch.threads import ThreadGroup
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class Running:
         the system has no more threads, no stream runs on."""
         # Noted before threads start: an interrupt from here on still finds them at the exit.
         _running.add(self)
+        forks.call_in_child(self.after_fork)
         if self.saver is not None and not self.saver.is_running:
             self.saver.start()
         try:
@@ -158,7 +159,7 @@ def _fail(streams: Streams, error: FeedError) -> None:
             stream.fail(error)
 
 
-# ---- Ended at the process's exit, and told of a fork
+# ---- Ended at the process's exit
 
 
 _running: weakref.WeakSet[Running] = weakref.WeakSet()
@@ -173,10 +174,4 @@ def _stop_at_exit() -> None:
             logger.error("%s", error)
 
 
-def _after_fork() -> None:
-    for running in list(_running):
-        running.after_fork()
-
-
 atexit.register(_stop_at_exit)
-os.register_at_fork(after_in_child=_after_fork)

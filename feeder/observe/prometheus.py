@@ -2,190 +2,161 @@
 
 Names follow Prometheus' conventions: base units, counters end in `_total`. They stay as they are
 within a major version, since alert rules and dashboards are made of them.
+
+Needs the extra `metrics`. The figures are collected for one exposition and registered nowhere: the
+global registry of the process belongs to the user.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from feeder.errors import ConfigError
-from feeder.observe.figures import STATES, FeedFigures, Figures
+from feeder.observe.figures import STATES, ExecutorFigures, FeedFigures, Figures
 from feeder.observe.verdict import KINDS
 
-Values = Iterator[tuple[tuple[str, ...], float]]
+try:
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.metrics_core import Metric as Family
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise ConfigError(
+        "metrics for Prometheus need prometheus-client: pip install 'feedworks[metrics]'"
+    ) from error
+
+
+class Parts(NamedTuple):
+    """The parts of a feed that a metric has a value for."""
+
+    label: str | None
+    """What tells a part from the others; None if there is one."""
+    read: Callable[[FeedFigures], Iterable[tuple[str, Any]]]
+    """The label's value of each, and its figures; None instead of figures is left out."""
 
 
 class Metric(NamedTuple):
-    """One metric: the values of its labels beside each of its own."""
+    """One metric."""
 
     name: str
-    kind: Literal["counter", "gauge"]
-    labels: tuple[str, ...]
-    values: Callable[[FeedFigures], Values]
+    parts: Parts
+    field: str | None
+    """The name of its value among the figures of a part; None if the part is the value itself."""
     help: str
 
+    @property
+    def kind(self) -> str:
+        """Prometheus' word for what the values do."""
+        return "counter" if self.name.endswith("_total") else "gauge"
 
-def _feed(read: Callable[[FeedFigures], float]) -> Callable[[FeedFigures], Values]:
-    def values(feed: FeedFigures) -> Values:
-        yield (feed.name,), read(feed)
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of its labels."""
+        return ("feed",) if self.parts.label is None else ("feed", self.parts.label)
 
-    return values
-
-
-def _field(name: str) -> Callable[[FeedFigures], Values]:
-    return _feed(lambda feed: getattr(feed, name))
-
-
-def _service(name: str) -> Callable[[FeedFigures], Values]:
-    def values(feed: FeedFigures) -> Values:
-        if feed.service is not None:
-            yield (feed.name,), getattr(feed.service, name)
-
-    return values
-
-
-def _workers(name: str) -> Callable[[FeedFigures], Values]:
-    def values(feed: FeedFigures) -> Values:
-        for worker in feed.workers:
-            yield (feed.name, str(worker.worker)), getattr(worker, name)
-
-    return values
+    def values(self, feed: FeedFigures) -> Iterator[tuple[tuple[str, ...], float]]:
+        """The values of a feed beside those of the labels."""
+        for label, part in self.parts.read(feed):
+            value = part if self.field is None or part is None else getattr(part, self.field)
+            if value is not None:
+                is_one = self.parts.label is None
+                yield (feed.name,) if is_one else (feed.name, label), float(value)
 
 
-def _queues(name: str) -> Callable[[FeedFigures], Values]:
-    def values(feed: FeedFigures) -> Values:
-        for queue in feed.queues:
-            yield (feed.name, queue.name), getattr(queue, name)
+_NO_PROCESSES = ExecutorFigures(processes=0, busy=0, restarts=0, bytes=0)
 
-    return values
-
-
-def _consumers(name: str) -> Callable[[FeedFigures], Values]:
-    def values(feed: FeedFigures) -> Values:
-        for queue in feed.queues:
-            if queue.consumer is not None:
-                yield (feed.name, queue.name), getattr(queue.consumer, name)
-
-    return values
-
-
-def _sources(name: str) -> Callable[[FeedFigures], Values]:
-    def values(feed: FeedFigures) -> Values:
-        for source in () if feed.progress is None else feed.progress.sources:
-            if (value := getattr(source, name)) is not None:
-                yield (feed.name, source.name), value
-
-    return values
-
-
-def _executor(name: str) -> Callable[[FeedFigures], Values]:
-    def values(feed: FeedFigures) -> Values:
-        yield (feed.name,), 0 if feed.executor is None else getattr(feed.executor, name)
-
-    return values
-
-
-def _nodes(feed: FeedFigures) -> Values:
-    for name, num in () if feed.executor is None else feed.executor.nodes:
-        yield (feed.name, name), num
-
-
-def _states(feed: FeedFigures) -> Values:
-    for state in STATES:
-        yield (feed.name, state), float(feed.state == state)
-
-
-def _held(feed: FeedFigures) -> Values:
-    if feed.service is not None:
-        yield (feed.name,), sum(queue.consumer is not None for queue in feed.queues)
-
-
-_F, _W, _Q = ("feed",), ("feed", "worker"), ("feed", "queue")
+_FEED = Parts(None, lambda feed: [("", feed)])
+_STATES = Parts("state", lambda feed: [(state, feed.state == state) for state in STATES])
+_SERVICE = Parts(None, lambda feed: [("", feed.service)])
+_EXECUTOR = Parts(None, lambda feed: [("", feed.executor or _NO_PROCESSES)])
+_NODES = Parts("node", lambda feed: (feed.executor or _NO_PROCESSES).nodes)
+_WORKERS = Parts("worker", lambda feed: [(str(each.worker), each) for each in feed.workers])
+_SOURCES = Parts(
+    "source",
+    lambda feed: [(each.name, each) for each in (feed.progress.sources if feed.progress else ())],
+)
+_QUEUES = Parts("queue", lambda feed: [(each.name, each) for each in feed.queues])
+_NUM_QUEUES = Parts(None, lambda feed: [("", len(feed.queues))])
+_CONSUMERS = Parts("queue", lambda feed: [(each.name, each.consumer) for each in feed.queues])
+_NUM_CONSUMERS = Parts(
+    None,
+    lambda feed: [("", feed.service and sum(each.consumer is not None for each in feed.queues))],
+)
 
 METRICS: tuple[Metric, ...] = (
-    Metric("feeder_feed_state", "gauge", ("feed", "state"), _states,
-           "1 for the state that the feed is in."),
-    Metric("feeder_batches_total", "counter", _Q, _queues("batches"),
-           "Batches handed to the trainer."),
-    Metric("feeder_rows_total", "counter", _Q, _queues("rows"), "Rows in them."),
-    Metric("feeder_bytes_total", "counter", _Q, _queues("bytes"), "Bytes in them."),
-    Metric("feeder_queue_batches", "gauge", _Q, _queues("waiting"),
+    Metric("feeder_feed_state", _STATES, None, "1 for the state that the feed is in."),
+    Metric("feeder_batches_total", _QUEUES, "batches", "Batches handed to the trainer."),
+    Metric("feeder_rows_total", _QUEUES, "rows", "Rows in them."),
+    Metric("feeder_bytes_total", _QUEUES, "bytes", "Bytes in them."),
+    Metric("feeder_queue_batches", _QUEUES, "waiting",
            "Batches made and not handed to the trainer."),
-    Metric("feeder_queue_capacity_batches", "gauge", _Q, _queues("capacity"),
+    Metric("feeder_queue_capacity_batches", _QUEUES, "capacity",
            "The most of them; 0 while that is not known."),
-    Metric("feeder_consumer_wait_seconds_total", "counter", _Q, _queues("wait_s"),
+    Metric("feeder_consumer_wait_seconds_total", _QUEUES, "wait_s",
            "Time that the trainer waited for batches."),
-    Metric("feeder_buffer_wait_seconds_total", "counter", _F, _field("room_wait_s"),
+    Metric("feeder_buffer_wait_seconds_total", _FEED, "room_wait_s",
            "Time that the enqueuer waited for room."),
-    Metric("feeder_chunk_wait_seconds_total", "counter", _F, _field("chunks_wait_s"),
+    Metric("feeder_chunk_wait_seconds_total", _FEED, "chunks_wait_s",
            "Time that the enqueuer waited for chunks."),
-    Metric("feeder_fetcher_wait_seconds_total", "counter", _F, _field("idle_s"),
+    Metric("feeder_fetcher_wait_seconds_total", _FEED, "idle_s",
            "Time that fetchers waited, added up over them."),
-    Metric("feeder_fetcher_threads", "gauge", _F, _field("threads"), "Fetcher threads."),
-    Metric("feeder_source_rows", "gauge", ("feed", "source"), _sources("rows"),
+    Metric("feeder_fetcher_threads", _FEED, "threads", "Fetcher threads."),
+    Metric("feeder_source_rows", _SOURCES, "rows",
            "Rows that were read of a source of a mixture in the epoch of the position."),
-    Metric("feeder_source_tokens", "gauge", ("feed", "source"), _sources("tokens"),
+    Metric("feeder_source_tokens", _SOURCES, "tokens",
            "Their tokens, where a mixture counts them."),
-    Metric("feeder_source_skipped_total", "counter", ("feed", "source"), _sources("skipped"),
+    Metric("feeder_source_skipped_total", _SOURCES, "skipped",
            "Reads of defective records of a source of a mixture that were left out."),
-    Metric("feeder_processes", "gauge", _F, _executor("processes"),
+    Metric("feeder_processes", _EXECUTOR, "processes",
            "Processes that the fetch function runs in."),
-    Metric("feeder_busy_processes", "gauge", _F, _executor("busy"),
-           "Those that have something to do."),
-    Metric("feeder_process_restarts_total", "counter", _F, _executor("restarts"),
+    Metric("feeder_busy_processes", _EXECUTOR, "busy", "Those that have something to do."),
+    Metric("feeder_process_restarts_total", _EXECUTOR, "restarts",
            "Processes that ended by themselves, and were replaced."),
-    Metric("feeder_process_bytes", "gauge", _F, _executor("bytes"),
-           "Memory in which their chunks come."),
-    Metric("feeder_node_actors", "gauge", ("feed", "node"), _nodes,
+    Metric("feeder_process_bytes", _EXECUTOR, "bytes", "Memory in which their chunks come."),
+    Metric("feeder_node_actors", _NODES, None,
            "Actors of the fetch function on a node of the cluster."),
-    Metric("feeder_buffered_rows", "gauge", _F, _field("buffered_rows"),
+    Metric("feeder_buffered_rows", _FEED, "buffered_rows",
            "Rows between a call's return and the trainer."),
-    Metric("feeder_buffered_bytes", "gauge", _F, _field("buffered_bytes"), "Their bytes."),
-    Metric("feeder_buffer_limit_rows", "gauge", _F, _field("limit_rows"),
-           "The most rows that may be buffered."),
-    Metric("feeder_fetch_calls_total", "counter", _W, _workers("calls"),
-           "Calls that returned a chunk."),
-    Metric("feeder_fetch_rows_total", "counter", _W, _workers("rows"), "Rows in the chunks."),
-    Metric("feeder_fetch_bytes_total", "counter", _W, _workers("bytes"), "Bytes in the chunks."),
-    Metric("feeder_fetch_seconds_total", "counter", _W, _workers("fetch_s"),
+    Metric("feeder_buffered_bytes", _FEED, "buffered_bytes", "Their bytes."),
+    Metric("feeder_buffer_limit_rows", _FEED, "limit_rows", "The most rows that may be buffered."),
+    Metric("feeder_fetch_calls_total", _WORKERS, "calls", "Calls that returned a chunk."),
+    Metric("feeder_fetch_rows_total", _WORKERS, "rows", "Rows in the chunks."),
+    Metric("feeder_fetch_bytes_total", _WORKERS, "bytes", "Bytes in the chunks."),
+    Metric("feeder_fetch_seconds_total", _WORKERS, "fetch_s",
            "Time in the fetch function, without waiting for room."),
-    Metric("feeder_fetch_running_seconds", "gauge", _W, _workers("running_s"),
+    Metric("feeder_fetch_running_seconds", _WORKERS, "running_s",
            "For how long the calls under way have lasted."),
-    Metric("feeder_fetch_errors_total", "counter", _W, _workers("errors"), "Calls that raised."),
-    Metric("feeder_fetch_retries_total", "counter", _W, _workers("retries"),
+    Metric("feeder_fetch_errors_total", _WORKERS, "errors", "Calls that raised."),
+    Metric("feeder_fetch_retries_total", _WORKERS, "retries",
            "Calls made again after they raised."),
-    Metric("feeder_fetch_nothing_total", "counter", _W, _workers("nothings"),
-           "Calls that returned None."),
-    Metric("feeder_skipped_records_total", "counter", _F, _field("skipped"),
+    Metric("feeder_fetch_nothing_total", _WORKERS, "nothings", "Calls that returned None."),
+    Metric("feeder_skipped_records_total", _FEED, "skipped",
            "Defective records that the source has left out."),
-    Metric("feeder_worker_wait_seconds_total", "counter", _W, _workers("wait_s"),
+    Metric("feeder_worker_wait_seconds_total", _WORKERS, "wait_s",
            "Time that the enqueuer waited for just this worker."),
-    Metric("feeder_snapshot_age_seconds", "gauge", _F, _field("position_age_s"),
+    Metric("feeder_snapshot_age_seconds", _FEED, "position_age_s",
            "Time since the position was last asked for, of the queue where that is longest ago."),
-    Metric("feeder_queues", "gauge", _F, _feed(lambda feed: len(feed.queues)),
-           "Queues of the feed."),
-    Metric("feeder_consumers", "gauge", _F, _held, "Queues that a consumer holds."),
-    Metric("feeder_in_flight_batches", "gauge", _Q, _consumers("in_flight"),
+    Metric("feeder_queues", _NUM_QUEUES, None, "Queues of the feed."),
+    Metric("feeder_consumers", _NUM_CONSUMERS, None, "Queues that a consumer holds."),
+    Metric("feeder_in_flight_batches", _CONSUMERS, "in_flight",
            "Batches sent to the consumer and not used."),
-    Metric("feeder_consumer_silence_seconds", "gauge", _Q, _consumers("silent_s"),
+    Metric("feeder_consumer_silence_seconds", _CONSUMERS, "silent_s",
            "Time since the consumer was last heard of."),
-    Metric("feeder_sessions_opened_total", "counter", _F, _service("opened"),
+    Metric("feeder_sessions_opened_total", _SERVICE, "opened",
            "Times that a consumer was given a queue."),
-    Metric("feeder_sessions_reopened_total", "counter", _F, _service("reopened"),
+    Metric("feeder_sessions_reopened_total", _SERVICE, "reopened",
            "Those for a consumer that came back."),
-    Metric("feeder_leases_fenced_total", "counter", _F, _service("fenced"),
+    Metric("feeder_leases_fenced_total", _SERVICE, "fenced",
            "Leases that ended because another consumer took the queue."),
-    Metric("feeder_leases_expired_total", "counter", _F, _service("expired"),
-           "Leases that ran out unheard."),
-    Metric("feeder_checksum_failures_total", "counter", _Q, _queues("corrupt"),
+    Metric("feeder_leases_expired_total", _SERVICE, "expired", "Leases that ran out unheard."),
+    Metric("feeder_checksum_failures_total", _QUEUES, "corrupt",
            "Batches that arrived with bytes that were not sent."),
-    Metric("feeder_checksum_seconds_total", "counter", _Q, _queues("checked_s"),
+    Metric("feeder_checksum_seconds_total", _QUEUES, "checked_s",
            "Time that checksums took, on the slower of the two sides."),
-    Metric("feeder_rewinds_total", "counter", _F, _service("rewinds"),
+    Metric("feeder_rewinds_total", _SERVICE, "rewinds",
            "Times that the feed was begun again at another place."),
-    Metric("feeder_arena_bytes", "gauge", _F, _service("arena_bytes"),
-           "Shared memory in slots."),
+    Metric("feeder_arena_bytes", _SERVICE, "arena_bytes", "Shared memory in slots."),
 )  # fmt: skip
 """All that are read from the figures of a feed."""
 
@@ -209,34 +180,9 @@ def samples(metric: Metric, figures: Figures) -> dict[tuple[str, ...], float]:
     found: dict[tuple[str, ...], float] = {}
     for feed in figures.feeds:
         for labels, value in metric.values(feed):
-            old: Any = found.get(labels)
-            if old is None:
-                found[labels] = float(value)
-            else:
-                found[labels] = max(old, value) if metric.name in _LARGEST else old + value
+            old = found.get(labels, 0.0)
+            found[labels] = max(old, value) if metric.name in _LARGEST else old + value
     return found
-
-
-def verdict_samples(kinds: dict[str, str]) -> dict[tuple[str, ...], float]:
-    """For each feed and each kind of verdict whether it is that."""
-    return {(title, kind): float(found == kind) for title, found in kinds.items() for kind in KINDS}
-
-
-# ---- Figures as Prometheus reads them; needs the extra `metrics`
-#
-# A registry of our own for each time, so that nothing is left in the global one of the process,
-# which belongs to the user.
-
-
-try:
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-    from prometheus_client.metrics_core import Metric as Family
-    from prometheus_client.registry import Collector
-except ImportError as error:
-    raise ConfigError(
-        "metrics for Prometheus need prometheus-client: pip install 'feedworks[metrics]'"
-    ) from error
 
 
 class _Figures(Collector):
@@ -254,8 +200,9 @@ class _Figures(Collector):
         verdict = GaugeMetricFamily(
             VERDICT, "1 for what holds the feed up.", labels=("feed", "kind")
         )
-        for labels, value in verdict_samples(self._kinds).items():
-            verdict.add_metric(labels, value)
+        for title, found in self._kinds.items():
+            for kind in KINDS:
+                verdict.add_metric((title, kind), float(found == kind))
         yield verdict
         for metric in METRICS:
             make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
@@ -267,6 +214,4 @@ class _Figures(Collector):
 
 def expose(figures: Figures, kinds: dict[str, str]) -> tuple[str, bytes]:
     """Content type and text; `kinds` is the kind of each feed's verdict by its title."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(figures, kinds))
-    return CONTENT_TYPE_LATEST, generate_latest(registry)
+    return CONTENT_TYPE_LATEST, generate_latest(_Figures(figures, kinds))

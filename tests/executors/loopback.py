@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import socket
 import threading
 from collections.abc import Iterable, Iterator
@@ -117,7 +116,7 @@ def loopback() -> Iterator[None]:
         patch.setattr(child, "Server", Server)
         for owner, name in (
             (child, "_speak_through"), (child, "_forward_logs"), (child, "follow_imports"),
-            (child.POOL, "lend_from"), (os, "register_at_fork"),
+            (child.POOL, "lend_from"), (child.Server, "_forget"),
         ):  # fmt: skip
             patch.setattr(owner, name, _nothing)
         # It is put back at the end.

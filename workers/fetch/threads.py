@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from feeder.workers import forks
 from feeder.workers.errors import StuckWorkerError
 
 SWITCH_INTERVAL_S = 0.001
@@ -135,6 +135,7 @@ class SwitchInterval:
 
     def forget_in_child(self) -> None:
         """This is a forked child."""
+        forks.call_in_child(self.forget_in_child)
         self._put_back()
         self.reset()
 
@@ -147,7 +148,7 @@ def _is_set_to(seconds: float) -> bool:
 TURNS = SwitchInterval()
 """The process's: there is one interpreter."""
 
-os.register_at_fork(after_in_child=TURNS.forget_in_child)
+forks.call_in_child(TURNS.forget_in_child)
 
 
 class ThreadGroup:

@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from feeder.errors import ForkedError
 from feeder.executors.blocks import Reader
 from feeder.executors.pool import how_it_ended
 from feeder.executors.wire import HungUp
+from feeder.workers import forks
 
 _logger = logging.getLogger("feeder")
 
@@ -123,11 +123,11 @@ class Team:
         self.workers = [Worker(worker_id) for worker_id in range(job.num_workers)]
         self._zygote: Line | None = None
         self._zygote_pid = 0
-        self._owner = os.getpid()
+        self._is_forked = False
         # Loop, epoch and seed, as its workers were told.
         self._begin: tuple[int, int, int] = (0, 0, 0)
         self.is_closed = False
-        _TEAMS.add(self)
+        forks.call_in_child(self.forget)
         try:
             for worker in self.workers:
                 self._start(worker)
@@ -294,7 +294,7 @@ class Team:
 
     def check(self) -> None:
         """Raise in a forked child, and after the end."""
-        if self._owner != os.getpid():
+        if self._is_forked:
             raise ForkedError(
                 "this iterator over a DataLoader was begun in the parent of this process, whose "
                 "workers it reads from: begin a loop of its own here"
@@ -304,10 +304,10 @@ class Team:
 
     def close(self) -> None:
         """End all processes. Twice is once."""
-        if self.is_closed or self._owner != os.getpid():
+        if self.is_closed or self._is_forked:
             return
         self.is_closed = True
-        _TEAMS.discard(self)
+        forks.call_no_more(self)
         if self._zygote is not None:
             # Without a word it would take this process for a dying one.
             with contextlib.suppress(HungUp):
@@ -323,23 +323,12 @@ class Team:
 
     def forget(self) -> None:
         """This process is a forked child: the sockets are its parent's."""
+        self._is_forked = True
         for worker in self.workers:
             if worker.pid or hasattr(worker, "line"):
                 worker.line.sock.close()
         if self._zygote is not None:
             self._zygote.sock.close()
-
-
-_TEAMS: weakref.WeakSet[Team] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for team in list(_TEAMS):
-        team.forget()
-    _TEAMS.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 # ---- forks

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import socket
 import threading
-import weakref
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from time import monotonic
@@ -19,6 +17,7 @@ from feeder.errors import ConfigError
 from feeder.observe.figures import Figures
 from feeder.observe.status.board import Board
 from feeder.observe.status.routes import PROBES, Answer, answer
+from feeder.workers import forks
 from feeder.workers.fetch.threads import ThreadGroup
 
 logger = logging.getLogger("feeder")
@@ -64,9 +63,6 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and int(text) < 2**16
 
 
-_ports: weakref.WeakSet[StatusPort] = weakref.WeakSet()
-
-
 class StatusPort:
     """Serves the figures that `read_figures` reads, until it is closed, in threads of its own.
 
@@ -88,10 +84,10 @@ class StatusPort:
         """The address of the page."""
         self._threads = ThreadGroup()
         self._threads.start(
-            "feeder status", run_port, self._listener, self._take, self._board.pause
+            "feeder status", run_port, self._listener, self._open, self._take, self._board.pause
         )
         self._threads.start("feeder status sampler", self._board.run_sampler)
-        _ports.add(self)
+        forks.call_in_child(self.after_fork)
 
     def __enter__(self) -> StatusPort:
         return self
@@ -117,7 +113,7 @@ class StatusPort:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._threads.close(_STOP_S)
         self._listener.close()
-        self._open.hang_up()
+        self._open.end_all()
         self._requests.close(_STOP_S)
 
     def _take(self, connection: socket.socket) -> None:
@@ -141,63 +137,75 @@ class StatusPort:
 
 
 class _Connections:
-    """The open connections, each in one phase of its request. Where a phase has no place left, its
-    oldest connection ends. Any thread."""
+    """The open connections, each in one phase of its request, until its deadline. If a phase has no
+    place left, its oldest connection ends. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Dicts as ordered sets: the first is the oldest.
-        self._phases: dict[_Phase, dict[socket.socket, None]] = {phase: {} for phase in _PLACES}
+        # The first one of a phase has been in it for longest.
+        self._open: dict[socket.socket, tuple[_Phase, float]] = {}
 
     def enter(self, phase: _Phase, connection: socket.socket) -> None:
-        """A connection begins a phase."""
+        """A connection begins a phase; with its first one its time begins."""
         with self._lock:
-            self._remove(connection)
-            places = self._phases[phase]
-            if len(places) >= _PLACES[phase]:
-                oldest = next(iter(places))
-                del places[oldest]
-                _hang_up(oldest)
-            places[connection] = None
+            _, deadline = self._open.pop(connection, (phase, monotonic() + _REQUEST_S))
+            others = [other for other, (its, _) in self._open.items() if its == phase]
+            if len(others) >= _PLACES[phase]:
+                self._end(others[0])
+            self._open[connection] = phase, deadline
 
     def leave(self, connection: socket.socket) -> None:
         """A connection ends; to be called before it is closed."""
         with self._lock:
-            self._remove(connection)
+            self._open.pop(connection, None)
 
-    def hang_up(self) -> None:
-        """End all connections: whoever reads from one, or writes to one, stops at once."""
+    def end_late(self) -> float | None:
+        """End the connections whose time is over. Returns for how long the others have time, in
+        seconds; None without others."""
         with self._lock:
-            for places in self._phases.values():
-                for connection in places:
-                    _hang_up(connection)
+            now = monotonic()
+            for connection, (_, deadline) in list(self._open.items()):
+                if deadline <= now:
+                    self._end(connection)
+            left = [deadline - now for _, deadline in self._open.values()]
+            return min(left, default=None)
+
+    def end_all(self) -> None:
+        """End all connections."""
+        with self._lock:
+            for connection in list(self._open):
+                self._end(connection)
 
     def close(self) -> None:
         """Close all connections in a forked child, where no other thread is, whose lock may be held
         for ever."""
-        for places in self._phases.values():
-            for connection in places:
-                connection.close()
+        for connection in self._open:
+            # Not by `close`, which would wait for the file of a thread that is not here.
+            os.close(connection.detach())
 
-    def _remove(self, connection: socket.socket) -> None:
-        for places in self._phases.values():
-            places.pop(connection, None)
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+    def _end(self, connection: socket.socket) -> None:
+        # Whoever reads from it, or writes to it, stops at once.
+        del self._open[connection]
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def run_port(
     listener: socket.socket,
+    connections: _Connections,
     take: Callable[[socket.socket], None],
     pause: Callable[[float], bool],
 ) -> None:
-    """Thread body: accept connections until `pause` says that the port is closed."""
+    """Thread body: accept connections, and end those that are late, until `pause` says that the
+    port is closed."""
     while True:
+        # By the clock here and not in the requests' threads: a timeout of a connection begins anew
+        # with each byte.
+        listener.settimeout(connections.end_late())
         try:
             connection, _ = listener.accept()
+        except TimeoutError:
+            continue
         except OSError:
             # It was shut down, the peer has gone again, or there are too many open files.
             if not pause(_TROUBLE_S):
@@ -232,38 +240,8 @@ def _why(error: Exception) -> str:
     return os.strerror(number).lower() if is_system and number else str(error).lower()
 
 
-class _Timed(io.RawIOBase):
-    """The bytes of a connection until a deadline, however they come: a timeout of the socket would
-    begin anew with each byte. Owned by the thread of its request."""
-
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
-        self._connection = connection
-        self._deadline = deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._begin()
-        return self._connection.recv_into(buffer)
-
-    def write(self, data: Any) -> int:
-        self._begin()
-        self._connection.sendall(data)
-        return memoryview(data).nbytes
-
-    def _begin(self) -> None:
-        left_s = self._deadline - monotonic()
-        if left_s <= 0:
-            raise TimeoutError("the request took too long")
-        self._connection.settimeout(left_s)
-
-
 class _Request(BaseHTTPRequestHandler):
-    """One request: parsed, answered, done, all before one deadline, on a thread of its own."""
+    """One request: parsed, answered, done, on a thread of its own."""
 
     server_version, sys_version = "feeder", ""
 
@@ -273,13 +251,6 @@ class _Request(BaseHTTPRequestHandler):
         self._board = board
         self._places = places
         super().__init__(connection, peer, board)  # type: ignore[arg-type]
-
-    def setup(self) -> None:
-        """Read and write with one deadline for all."""
-        self.connection = self.request
-        timed = _Timed(self.connection, monotonic() + _REQUEST_S)
-        self.rfile = io.BufferedReader(timed)
-        self.wfile = timed  # type: ignore[assignment]
 
     def do_GET(self) -> None:
         """Answer."""
@@ -310,11 +281,3 @@ class _Request(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
-
-
-def _after_fork() -> None:
-    for port in list(_ports):
-        port.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

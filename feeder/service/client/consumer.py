@@ -26,10 +26,10 @@ from feeder.service.client.inbox import Loading
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.lease import ClientLease
 from feeder.service.faults import point
-from feeder.service.memory import forking
 from feeder.service.protocol.seats import seat_name, seat_of
 from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
+from feeder.workers import forks
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
@@ -83,7 +83,7 @@ class Consumer(EpochReader):
         self._num_loads = 0
         self._thread_group = ThreadGroup()
         self._thread_group.start("feeder consumer", loop.run)
-        forking.register_owner(self)
+        forks.call_in_child(self.abandon_in_child)
         # A consumer that is dropped without `close` must not hold its queue for ever. There is no
         # need for it at the interpreter's exit: the server sees that the process ends.
         self._forgotten = weakref.finalize(self, loop.call_soon, loop.stop)
@@ -345,7 +345,7 @@ class Consumer(EpochReader):
         self._thread_group.close(_STOP_S)
         if self._inbox.landing is not None:
             self._inbox.landing.close()
-        forking.unregister_owner(self)
+        forks.call_no_more(self)
 
     def abandon_in_child(self) -> None:
         """Make this object unusable in a forked child: sockets and thread are the parent's."""

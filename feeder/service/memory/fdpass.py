@@ -182,12 +182,8 @@ __all__ = ["Attachment", "DescriptorConnection", "DescriptorListener", "Given", 
 NONCE_BYTES = 16
 """As many random bytes as nobody guesses: the nonce is the only proof of which consumer it is."""
 _BACKLOG = 128
-"""Connections that wait to be accepted; the next ones wait in `connect`."""
-_MOST_AT_ONCE = 1024
-"""Peers that are accepted in one go. A flood of them must not keep the I/O thread from its
-consumers; but consumers that come all at once, as after a restart, are let in at once."""
-_WORDS_AT_ONCE = 16
-"""Messages of one consumer that are read in one go, and dropped: it has nothing to say here."""
+"""Connections that wait to be accepted, and as many are accepted in one go: a flood of them must
+not keep the I/O thread from its consumers. The next ones wait in `connect`."""
 
 
 class DescriptorConnection:
@@ -212,8 +208,9 @@ class DescriptorConnection:
         if self.pidfd is not None and _is_readable(self.pidfd):
             return True
         try:
-            # What comes is read and dropped, a little at a time: the other consumers come first.
-            return not all(self._sock.recv(NONCE_BYTES) for _ in range(_WORDS_AT_ONCE))
+            # A consumer has nothing to say here. What comes is dropped, one message each time: the
+            # other consumers come first.
+            return not self._sock.recv(NONCE_BYTES)
         except BlockingIOError:
             return False
         except OSError:
@@ -276,8 +273,6 @@ class DescriptorListener:
         self._withdrawn: deque[bytes] = deque(maxlen=max_half_open)
         self._half_open: dict[int, _HalfOpen] = {}
         self._sock = _listen(Path(path))
-        # By this `close` knows whether the file is still its own and not that of a successor.
-        self._inode = os.stat(self.path).st_ino
         self._epoll = select.epoll()
         self._epoll.register(self._sock, select.EPOLLIN)
 
@@ -323,10 +318,8 @@ class DescriptorListener:
         self._half_open.clear()
         self._epoll.close()
         self._sock.close()
-        # A successor may listen at the same path by now: its file must stay.
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(self.path).st_ino == self._inode:
-                os.unlink(self.path)
+        # Still its own: the server's address, which the path follows from, is given up later.
+        Path(self.path).unlink(missing_ok=True)
 
     def _accept(self) -> list[DescriptorConnection]:
         """Accept who waits: a peer with a good nonce comes in at once, the others are waited for.
@@ -334,7 +327,7 @@ class DescriptorListener:
         Where they are too many, the peer that has been silent for longest makes room.
         """
         connections = []
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(_BACKLOG):
             try:
                 sock, _ = self._sock.accept()
             except BlockingIOError:
@@ -377,11 +370,8 @@ class DescriptorListener:
             return None
         try:
             pidfd = os.pidfd_open(peer.pid)
-        except ProcessLookupError:
-            self._drop(peer, "is gone")
-            return None
         except OSError:
-            # A process of another pid namespace: its hanging up has to be enough.
+            # It is gone, or of another pid namespace: its hanging up has to be enough.
             pidfd = None
         self._nonces.discard(nonce)  # Good once: one that leaks later is worth nothing.
         self._forget(peer)

@@ -13,14 +13,14 @@ import ctypes
 import logging
 import mmap
 import os
-import resource
 import select
 import socket
 import stat
 import threading
 import weakref
-from collections.abc import Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
+
+from feeder.workers import forks  # noqa: F401  # its hook comes before the ones of this module
 
 logger = logging.getLogger("feeder")
 
@@ -31,8 +31,6 @@ _BLIND_S = 1.0
 """How long the child is taken to need where no descriptor is left for a pipe that would say so."""
 # Of Linux' mman.h; Python's `mmap` cannot map at a given address, so it has no name for it.
 _MAP_FIXED = 0x10
-
-_T = TypeVar("_T")
 
 
 class Lent(Protocol):
@@ -46,13 +44,6 @@ class Lent(Protocol):
 
     def copy_for_child(self) -> None:
         """In the child: put copies where the memory is that the child looks at."""
-
-
-class Owner(Protocol):
-    """An object with threads and connections, which only the parent may use."""
-
-    def abandon_in_child(self) -> None:
-        """In the child: let go of batches that were not handed out, and close connections."""
 
 
 class _Fork:
@@ -121,25 +112,14 @@ class _Fork:
             lent.thaw(self)
 
 
-# All four belong to whichever thread changes them last: a registration is one operation on a
+# All three belong to whichever thread changes them last: a registration is one operation on a
 # dictionary, and readers copy first. Weak, so that a consumer that is forgotten is not kept.
-_owners: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
 _lent: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
 _fork_lock = threading.RLock()
 """Held from before a fork until both ends of the pipe are where they belong: a child that another
 thread forks in between would inherit the pipe, and keep it open for as long as it lives. Reentrant,
 since a hook of another library may fork."""
 _under_way: list[_Fork] = []
-
-
-def register_owner(owner: Owner) -> None:
-    """Call the owner's `abandon_in_child` in forked children, for as long as it lives."""
-    _owners[id(owner)] = owner
-
-
-def unregister_owner(owner: Owner) -> None:
-    """Forget an owner, which is closed."""
-    _owners.pop(id(owner), None)
 
 
 def register_lent(lent: Lent) -> None:
@@ -156,9 +136,9 @@ def unregister_lent(lent: Lent) -> None:
     _lent.pop(id(lent), None)
 
 
-def _those_in(known: weakref.WeakValueDictionary[int, _T]) -> list[_T]:
+def _all_lent() -> list[Lent]:
     # One copy of the references first: other threads register and unregister meanwhile.
-    return [each for ref in known.valuerefs() if (each := ref()) is not None]
+    return [each for ref in _lent.valuerefs() if (each := ref()) is not None]
 
 
 def _before_fork() -> None:
@@ -166,7 +146,7 @@ def _before_fork() -> None:
     _fork_lock.acquire()
     # Listed before the freezing: what is lent from here on is frozen by whoever lends it.
     _under_way.append(fork := _Fork())
-    fork.freeze_all(_those_in(_lent))
+    fork.freeze_all(_all_lent())
 
 
 def _after_fork_in_parent() -> None:
@@ -186,20 +166,19 @@ def _after_fork_in_child() -> None:
     # The old one may be held by a thread that does not exist here.
     _fork_lock = threading.RLock()
     try:
-        for do in (*(each.abandon_in_child for each in _those_in(_owners)),
-                   *(each.copy_for_child for each in _those_in(_lent))):  # fmt: skip
+        for each in _all_lent():
             # One that fails must not keep the others from it; and the parent waits for the pipe.
             try:
-                do()
+                each.copy_for_child()
             except Exception:
-                logger.exception("a forked child does not let go of what is its parent's")
+                logger.exception("a forked child has no copy of what it looks at")
     finally:
-        _owners.clear()
         _lent.clear()
         while _under_way:
             _under_way.pop().finish_in_child()
 
 
+# After the hook of `forks`: what consumers have given up by then need not be copied.
 os.register_at_fork(
     before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
 )
@@ -231,59 +210,20 @@ def make_own(address: int, num_bytes: int) -> None:
 # addresses that they are bound to.
 
 
-_MOST = 65_536
-"""Descriptors that are looked at where the system lists none and sets no limit: as many as `serve`
-asks for."""
-
-
-class Listening(Protocol):
-    """A server, which listens at addresses."""
-
-    def places(self) -> set[Any]:
-        """Return where its sockets are bound: ports of TCP and paths of unix sockets."""
-
-    def abandon_in_child(self) -> None:
-        """In the child: give up what belongs to the parent."""
-
-
-_servers: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def add_server(server: Listening) -> None:
-    """Close the sockets of a server in forked children, for as long as it lives."""
-    _servers.add(server)
-
-
-def _close_in_child() -> None:
-    servers = list(_servers)
-    for server in servers:
-        server.abandon_in_child()
-    places = set().union(*(server.places() for server in servers))
-    if places:
-        _close_sockets(places)
-
-
-def _close_sockets(places: set[Any]) -> None:
-    for descriptor in _descriptors():
+def close_sockets(places: set[Any]) -> None:
+    """Close the sockets that are bound at ports of TCP and at paths of unix sockets."""
+    # A server keeps some descriptors free, so there is one for the listing.
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
         except OSError:
             continue  # It was the listing's own descriptor, closed by now.
-        # Looked at through the descriptor itself: there may be none left for a copy.
         sock = socket.socket(fileno=descriptor)
         is_ours = _place(sock) in places
         sock.detach()
         if is_ours:
             os.close(descriptor)
-
-
-def _descriptors() -> Iterable[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:  # Listing takes a descriptor, and none may be left.
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return range(_MOST if limit == resource.RLIM_INFINITY else min(limit, _MOST))
 
 
 def _place(sock: socket.socket) -> Any:
@@ -292,6 +232,3 @@ def _place(sock: socket.socket) -> Any:
     except OSError:
         return None
     return name[1] if isinstance(name, tuple) else name
-
-
-os.register_at_fork(after_in_child=_close_in_child)

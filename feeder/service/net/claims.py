@@ -8,12 +8,12 @@ import fcntl
 import os
 import socket
 import stat
-import weakref
 from pathlib import Path
 from types import TracebackType
 
 from feeder.errors import ConfigError
 from feeder.service.net.addresses import Address, private_directory, private_path
+from feeder.workers import forks
 
 # No links are followed: in a directory that others write to, one could lead to any file of ours.
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -32,6 +32,7 @@ class Claim:
         self.address = address
         """The address that is claimed."""
         self._lock = lock
+        forks.call_in_child(self._forget)
 
     def __enter__(self) -> Claim:
         return self
@@ -76,19 +77,6 @@ class Claim:
             os.close(lock)
 
 
-# Looked through in forked children; weak, so that it keeps no claim alive. The servers' threads
-# add.
-_held: weakref.WeakSet[Claim] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for held in list(_held):
-        held._forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
-
 def claim(address: Address) -> Claim:
     """Claim an address for a server, before it is bound.
 
@@ -117,9 +105,7 @@ def claim(address: Address) -> Claim:
     except BaseException:
         os.close(lock)
         raise
-    claimed = Claim(address, lock)
-    _held.add(claimed)
-    return claimed
+    return Claim(address, lock)
 
 
 def _answers(path: str) -> bool:
@@ -179,9 +165,4 @@ def _remove_socket(path: str) -> None:
         return
     if not stat.S_ISSOCK(status.st_mode):
         raise ConfigError(f"{path!r} is there and is no socket: remove it, or give another path")
-    if status.st_uid != os.geteuid():
-        raise ConfigError(
-            f"socket {path!r} belongs to uid {status.st_uid}, expected {os.geteuid()}: "
-            "give another path"
-        )
     os.unlink(path)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import zmq
 
 from feeder.errors import ConfigError, FeedError, TransportError
-from feeder.service.memory import forking
 from feeder.service.net.addresses import Address
 from feeder.service.net.kernel import SocketRef
 from feeder.service.net.security import (
@@ -24,6 +23,7 @@ from feeder.service.net.security import (
     watch,
 )
 from feeder.waking import Readable
+from feeder.workers import forks
 
 _MAX_CREDIT = 1024
 """As many messages a DEALER holds: the largest credit that a consumer may ask for."""
@@ -73,7 +73,7 @@ class Connection:
         self._poller.register(self._monitor, zmq.POLLIN)
         self._watched: Readable | None = None
         self._hung_up = False
-        forking.register_owner(self)
+        forks.call_in_child(self.abandon_in_child)
         connect(self._dealer, address)
 
     def wake_with(self, waker: Readable) -> None:
@@ -183,7 +183,7 @@ class Connection:
 
     def close(self) -> None:
         """End the connection; what has not gone out is lost."""
-        forking.unregister_owner(self)
+        forks.call_no_more(self)
         # The monitor first: see `security.watch`.
         unwatch(self._dealer, self._monitor)
         self._dealer.close(linger=0)

@@ -64,17 +64,10 @@ class SocketRef(NamedTuple):
         ordinary close would keep the port for a minute, and a server from it.
         """
         # A socket that is gone by now answers with an error: it is nobody's then, so not its own.
-        with contextlib.suppress(OSError):
-            if self.inode == -1 or _inode(self.descriptor) != self.inode:
-                return False
-            sock = socket.socket(fileno=self.descriptor)
-            try:
-                if sock.family == socket.AF_UNIX or sock.getsockname() != sock.getpeername():
-                    return False
+        with contextlib.suppress(OSError), self.open() as sock:
+            if sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 return True
-            finally:
-                sock.detach()
         return False
 
     def close(self, endpoint: str) -> None:
@@ -83,18 +76,28 @@ class SocketRef(NamedTuple):
         The number may have been another socket's already when the inode was noted, so both are
         compared.
         """
-        if self.inode == -1 or _inode(self.descriptor) != self.inode:
-            return
         with contextlib.suppress(OSError):
-            sock = socket.socket(fileno=self.descriptor)
-            try:
+            with self.open() as sock:
                 name = sock.getpeername()
-            finally:
-                sock.detach()
             # The end of ZeroMQ's text is compared: a host may be written in several ways.
             told = f":{name[1]}" if isinstance(name, tuple) else f"ipc://{os.fsdecode(name)}"
             if name and endpoint.endswith(told):
                 os.close(self.descriptor)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[socket.socket]:
+        """Give it, for as long as the block runs; `OSError` where it is gone."""
+        self.check()
+        sock = socket.socket(fileno=self.descriptor)
+        try:
+            yield sock
+        finally:
+            sock.detach()
+
+    def check(self) -> None:
+        """Raise `OSError` where another has its number now."""
+        if _inode(self.descriptor) != self.inode:
+            raise OSError(errno.EBADF, "another has its number now")
 
 
 class SocketInspector:
@@ -139,20 +142,13 @@ class SocketInspector:
     @contextlib.contextmanager
     def _open(self, socket_ref: SocketRef) -> Iterator[socket.socket]:
         """Give a copy of it, for as long as the block runs; `OSError` where it is gone."""
-        gone = OSError(errno.EBADF, "another has its number now")
         # Compared before the copying too: to close the copy of a file would end that file's locks.
-        if _inode(socket_ref.descriptor) != socket_ref.inode:
-            raise gone
+        socket_ref.check()
         os.dup2(socket_ref.descriptor, self._copy, inheritable=False)
         try:
-            # And after it: from here on the copy is sure to be of that socket, whoever closes it.
-            if _inode(self._copy) != socket_ref.inode:
-                raise gone
-            sock = socket.socket(fileno=self._copy)
-            try:
+            # From here on the copy is sure to be of that socket, whoever closes it.
+            with SocketRef(self._copy, socket_ref.inode).open() as sock:
                 yield sock
-            finally:
-                sock.detach()
         finally:
             # The copy is ended at once: else the peer would not see when ZeroMQ closes the socket.
             os.dup2(self._nothing, self._copy, inheritable=False)

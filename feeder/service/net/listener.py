@@ -9,7 +9,6 @@ from typing import NamedTuple
 import zmq
 
 from feeder.service.net.addresses import Address
-from feeder.service.net.kernel import raise_limit
 from feeder.service.net.security import Security, Socket, bind, has_message, watch
 
 _MAX_CREDIT = 1024
@@ -108,8 +107,6 @@ def open_listeners(security: Security, addresses: Sequence[Address]) -> list[Lis
     A ROUTER speaks one mechanism and takes frames of one length, so each kind of address has its
     own: with keys, a unix socket, and TCP without keys, whose peers nobody knows.
     """
-    # Before there are peers: a consumer takes six descriptors, and libzmq does not survive a lack.
-    raise_limit()
     listeners: list[Listener] = []
     for kind in ((False, "ipc"), (False, "tcp"), (True, "tcp")):
         chosen = [a for a in addresses if (security.encrypts(a), a.scheme) == kind]

@@ -20,9 +20,9 @@ from feeder.errors import ConfigError, FeedError, ForkedError, RemoteError
 from feeder.executors.options import Processes, RayActors, Threads, executor_of
 from feeder.feeds.coordinator import Coordinator
 from feeder.observe.figures import Figures
-from feeder.service.memory import forking
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.memory.fdpass import DescriptorListener, remove_stale
+from feeder.service.memory.forking import close_sockets
 from feeder.service.net.addresses import (
     Address,
     check_binds,
@@ -46,6 +46,7 @@ from feeder.service.server.run import (
 )
 from feeder.state.snapshot import Snapshot
 from feeder.waking import Waker
+from feeder.workers import forks
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.public import public
 
@@ -190,7 +191,7 @@ class Server:
             a.port if a.scheme == "tcp" else a.path for one in listeners for a in one.addresses
         }
         self._places.add(descriptors.path)
-        forking.add_server(self)
+        forks.call_in_child(self.abandon_in_child)
         self.queues = {name: group.num_queues for name, group in self._groups.items()}
         """The number of queues of each feed, by its name."""
         self.replicas = self._feeds[0].factory.replicas
@@ -284,6 +285,7 @@ class Server:
     def abandon_in_child(self) -> None:
         """This is a forked child: the sockets and the threads are the parent's."""
         self._forked = True
+        close_sockets(self.places())
 
     def read_keys(self) -> bool:
         """Read again which clients may connect, and return whether there are keys. A server does so

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-import feeder
 from feeder.observe.figures import ExecutorFigures
 from feeder.observe.prometheus import BUILD, METRICS, VERDICT, expose, names
+from feeder.observe.status.board import Board
+from feeder.observe.status.routes import answer
 from feeder.observe.verdict import KINDS
 from figures import consumer, feed, figures, queue, service, worker
 from samples import parse
@@ -104,7 +104,13 @@ def test_nothing_is_left_in_the_registry_of_the_process() -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page and the figures need no extra."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "feeder.observe.prometheus")
-    with pytest.raises(feeder.ConfigError, match=r"pip install 'feedworks\[metrics\]'"):
-        importlib.import_module("feeder.observe.prometheus")
+    board = Board(lambda: figures(feed()))
+    got = {
+        path: answer(board, path, peer="127.0.0.1", host=None)
+        for path in ("/metrics", "/stats.json", "/")
+    }
+    assert [each.status for each in got.values()] == [501, 200, 200]
+    assert b"pip install 'feedworks[metrics]'" in got["/metrics"].body

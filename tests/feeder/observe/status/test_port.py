@@ -308,6 +308,33 @@ def test_a_probe_is_answered_beside_many_slow_clients() -> None:
             assert get(port.url, path).status == 200
 
 
+def test_a_probe_keeps_its_place_beside_many_who_want_the_figures() -> None:
+    """Who came first of them makes room."""
+    entered, gate = threading.Semaphore(0), threading.Event()
+
+    def look() -> Any:
+        entered.release()
+        assert gate.wait(WAIT_S)
+        return figures(feed())
+
+    with ExitStack() as stack:
+        port = stack.enter_context(StatusPort(0, look))
+        stack.callback(gate.set)
+        assert entered.acquire(timeout=WAIT_S), "the sampler"
+        probe = Aside(lambda: get(port.url, "/healthz").status)
+        assert entered.acquire(timeout=WAIT_S)
+        crowd = []
+        for _ in range(port_module._PLACES["answering"] + 1):
+            crowd.append(stack.enter_context(socket.create_connection(place_of(port.url))))
+            crowd[-1].settimeout(WAIT_S)
+            crowd[-1].sendall(b"GET /stats.json HTTP/1.0\r\n\r\n")
+            assert entered.acquire(timeout=WAIT_S)
+        assert crowd[0].recv(1) == b""
+        gate.set()
+        assert probe.result() == 200
+        assert crowd[1].recv(1) == b"H"
+
+
 def test_where_no_thread_can_be_had_later_requests_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -344,16 +371,26 @@ def test_garbage_is_answered_or_dropped(url: str) -> None:
 
 @pytest.mark.process
 def test_a_forked_child_does_not_keep_the_port() -> None:
-    """Else it could not be taken again for as long as the child lives."""
+    """Otherwise it could not be taken again for as long as the child lives, and a client would wait
+    for the end of its answer."""
     code = """
 import os
+import socket
 from feeder.observe.figures import build_figures
 from feeder.observe.status.port import StatusPort
 
 port = StatusPort(0, lambda: build_figures([], 0.0))
+name, _, number = port.url.removeprefix("http://").rstrip("/").rpartition(":")
+clients = [socket.create_connection((name, int(number))) for _ in range(2)]
+clients[1].sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+assert clients[1].recv(1)  # The first was accepted before.
+mine = {str(client.fileno()) for client in clients}
 child = os.fork()
 if not child:
-    os._exit(7 if port._listener.fileno() == -1 else 1)
+    left = set(os.listdir("/proc/self/fd")) - mine
+    sockets = [fd for fd in left if os.path.exists(p := f"/proc/self/fd/{fd}")
+               and os.readlink(p).startswith("socket:")]
+    os._exit(7 if port._listener.fileno() == -1 and not sockets else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 port.close()
 """

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from feeder.errors import ConnectTimeout, ProtocolError, TransportError
+from feeder.errors import AuthError, ConnectTimeout, ProtocolError, TransportError
+from feeder.service.memory import fdpass
 from feeder.service.memory.arena import Arena
 from feeder.service.memory.fdpass import (
     Attachment,
@@ -258,6 +259,14 @@ def test_a_message_of_another_form_is_refused_and_leaves_no_descriptor(
             attachment.receive()
     attachment.close()
     connection.close()
+
+
+def test_a_server_of_another_user_is_not_believed(
+    door: Door, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fdpass, "peer_of", lambda sock: (1, 12345))
+    with pytest.raises(AuthError, match="is of user 12345, expected"):
+        attach(str(path), NONCE, WAIT_S)
 
 
 def test_nobody_there_is_an_error(path: Path) -> None:
