@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -497,10 +497,21 @@ class Failing(NamedTuple):
     """Batches up to there come."""
 
 
-def failing_in(leg: Leg, stream: Stream, naive: NaiveStream, row: int) -> Failing:
-    """The call that fails, of those that give rows from a place on."""
+def failing_in(
+    leg: Leg, stream: Stream, naive: NaiveStream, row: int, at: int, size: int | None
+) -> Failing:
+    """The call that fails, of those that give rows from a place on, in a run that begins at row
+    `at` with batches of `size` rows."""
     starts = zip(naive.starts, naive.chunks, strict=False)
     later = [(start, chunk) for start, chunk in starts if start >= row and chunk.rows]
+    if stream.last_batch == "drop" and size is not None:
+        # Whether a call is made of which all rows are left out depends on when it is known that
+        # its epoch ends.
+        left_out = set[int]()
+        for begin, end in pairwise((0, *naive.ends)):
+            begin = max(begin, at)
+            left_out.update(range(end - (end - begin) % size, end) if begin < end else ())
+        later = [one for one in later if one[0] not in left_out]
     if leg.failing is None or not later:
         return Failing()
     which, times, retries = leg.failing
@@ -631,7 +642,7 @@ def check_leg(stream: Stream, leg: Leg, stand: Stand, seed: int) -> Stand:
         # that an epoch leaves out behind them.
         first = dealt[0][1][0][2] - stand.at.step if dealt else len(batches)
         failing_from = ends[first + 1].row - batches[first][0][3] if dealt else naive.ends[-1]
-    failing = failing_in(leg, stream, naive, failing_from)
+    failing = failing_in(leg, stream, naive, failing_from, stand.at.row, size)
     following = next(rounds, None)
     with running(stream, leg, stand.position, seed, failing[:2]) as (coordinator, devices):
         reader = Reader(devices, leg)
