@@ -107,7 +107,8 @@ def test_a_log_record_keeps_its_fields_and_what_is_no_plain_value_as_text() -> N
     record = logging.LogRecord("remote", logging.WARNING, "a.py", 3, "said", None, None)
     record.who, record.where = ("a", 1), Path("b")
     again = plain.read_record(plain.write_record(record))
-    assert vars(again) == {**vars(record), "where": "b"}
+    # Whoever has set a factory of records, as Ray does, adds attributes of its own.
+    assert {name: vars(again)[name] for name in vars(record)} == {**vars(record), "where": "b"}
 
 
 @pytest.mark.usefixtures("in_threads")
