@@ -58,11 +58,6 @@ def beyond(call: Call) -> Any:
     return make_rows(0, call.epoch, call.index, 3)
 
 
-def once_no_array(call: Call) -> Any:
-    """Give what is no array, in one call."""
-    return object() if call.index == 5 else rows_of(call)
-
-
 class Tensor:
     """Memory that NumPy can read, as a tensor of another library is."""
 
@@ -82,6 +77,18 @@ class Tensor:
 def tensors(call: Call) -> Any:
     """Give the rows of `plain` as tensors."""
     return {name: Tensor(array) for name, array in rows_of(call).items()}
+
+
+class Labelled(np.ndarray):
+    """An array of a subclass, which is not pickled either."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it is not pickled")
+
+
+def labelled(call: Call) -> Any:
+    """Give the rows of `plain` as arrays of a subclass."""
+    return {name: array.view(Labelled) for name, array in rows_of(call).items()}
 
 
 def many(call: Call) -> Any:

@@ -328,7 +328,7 @@ class _Function:
         if not isinstance(chunk, tuple) or not all(map(self._is_plain, chunk)):
             try:
                 if self._load.is_far:
-                    raise TypeError(f"it is {_kinds(chunk)}")
+                    raise TypeError(f"it is {_told(chunk)}")
                 return pickles.dump(chunk)
             except Exception as error:
                 raise plain.CallError(
@@ -463,11 +463,13 @@ def _method(fetch: Any, name: str) -> Any:
     return next((f for f in (getattr(owner, name, None) for owner in owners) if callable(f)), None)
 
 
-def _kinds(chunk: Any) -> str:
-    """What a chunk is, in words."""
+def _told(chunk: Any) -> str:
+    """What a chunk is, in words: "an int", or "a tuple of int64, list"."""
     if isinstance(chunk, tuple):
-        return f"a tuple of {', '.join([type(one).__name__ for one in chunk])}"
-    return f"of type {type(chunk).__name__}"
+        kinds = [one.dtype if type(one) is np.ndarray else type(one).__name__ for one in chunk]
+        return f"a tuple of {', '.join(map(str, kinds))}"
+    name = type(chunk).__name__
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
 
 
 def _is_array(array: Any) -> bool:

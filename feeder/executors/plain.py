@@ -15,6 +15,7 @@ import sys
 import traceback
 from typing import Any
 
+from feeder import errors
 from feeder.state import codec
 
 
@@ -66,11 +67,13 @@ def _make(kind: type[BaseException], args: Any, state: list[Any]) -> BaseExcepti
 
 
 def _class(module: str, name: str, *, imports: bool) -> type[BaseException] | None:
-    found: Any = sys.modules.get(module)
+    # The package loads its errors late, from here.
+    found: Any = errors if module == "feeder" else sys.modules.get(module)
     if found is None and imports:
         found = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
+        # Not `getattr`: a module may import others when it is asked for a name.
+        found = vars(found).get(part)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 

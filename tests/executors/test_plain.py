@@ -6,6 +6,7 @@ import logging
 import pickle  # noqa: TID251  # what is refused
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from feeder import Processes
 from feeder.executors import plain
 from feeder.executors.blocks import Reader
 from feeder.executors.pool import unpacked
+from feeder.executors.processes import ProcessExecution
 from feeder.executors.wire import FULL, Made
 from feeder.state import codec
 from feeds import assert_same, drain
@@ -91,6 +93,14 @@ def test_an_actors_word_imports_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     del sys.modules["far_away"]
 
 
+def test_neither_does_a_module_that_loads_others_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = ModuleType("late")
+    late.__getattr__ = lambda name: pytest.fail(f"{name} was loaded")  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "late", late)
+    written = codec.pack(("late", "Error", ("there",), [], "words", "a note"))
+    assert type(plain.read_error(written, imports=False)) is plain.CallError
+
+
 @pytest.mark.parametrize("name", ("eval", "len", "object", "no_such_name"))
 def test_what_is_no_exception_is_not_called(name: str) -> None:
     written = codec.pack(("builtins", name, ("1/0",), [], "words", "a note"))
@@ -113,5 +123,34 @@ def test_a_log_record_keeps_its_fields_and_what_is_no_plain_value_as_text() -> N
 
 @pytest.mark.usefixtures("in_threads")
 @pytest.mark.served
-def test_tensors_come_as_arrays_and_not_as_pickles() -> None:
-    assert_same(drain(remote.tensors, executor=Processes(2)), drain(remote.plain))
+@pytest.mark.parametrize("is_far", (False, True))
+@pytest.mark.parametrize("fetch", (remote.tensors, remote.labelled))
+def test_tensors_and_arrays_of_a_subclass_come_as_arrays(
+    fetch: Any, is_far: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProcessExecution, "is_far", is_far)
+    assert_same(drain(fetch, executor=Processes(2)), drain(remote.plain))
+
+
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.served
+@pytest.mark.parametrize(
+    ("give", "told"),
+    (
+        (remote.masked, "a tuple of int64, float32, MaskedArray;"),
+        (remote.objects, "a tuple of .*object"),
+        (remote.no_array, "a tuple of int64, float32, list;"),
+        (remote.no_tuple, "an int;"),
+        (remote.generator, "a generator;"),
+    ),
+)
+def test_what_is_no_tuple_of_arrays_is_refused_by_an_actor_alone(
+    give: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = remote.Gives(give, 5)
+    # On this host it is sent, and the merge says what is wrong with it.
+    with pytest.raises(feeder.FetchError, match=r"call 5: (?!.*cannot be sent: it is)"):
+        drain(fetch, executor=Processes(1))
+    monkeypatch.setattr(ProcessExecution, "is_far", True)
+    with pytest.raises(feeder.FetchError, match=f"call 5: .*cannot be sent: it is {told}"):
+        drain(fetch, executor=Processes(1))

@@ -255,15 +255,20 @@ def arrow_chunks() -> Any:
 
 
 def with_arrays(chunk: Any) -> Any:
-    """A chunk whose tensors of other libraries are arrays over their memory; those that NumPy
-    cannot read, as of a GPU or of bfloat16, stay what they are."""
+    """A chunk whose tensors of other libraries, and arrays of a subclass, are plain arrays over
+    their memory; tensors that NumPy cannot read, as of a GPU or of bfloat16, and masked arrays stay
+    what they are."""
     if type(chunk) is not tuple or set(map(type, chunk)) == {np.ndarray}:
         return chunk
     return tuple(map(_array_of, chunk))
 
 
 def _array_of(value: Any) -> Any:
-    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+    kind = type(value)
+    if isinstance(value, np.ndarray):
+        # A subclass (`recarray`, `memmap`) may behave otherwise when it is sliced. Without a copy.
+        return value if kind is np.ndarray or is_masked(kind) else value.view(np.ndarray)
+    if not hasattr(value, "__dlpack__"):
         return value
     try:
         # A tensor of PyTorch that has a gradient gives its memory without it.
@@ -329,8 +334,6 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    # A subclass (`recarray`, `memmap`) may behave otherwise when it is sliced. Without a copy.
-    array = array.view(np.ndarray) if type(array) is not np.ndarray else array
     dtype = native(array.dtype)
     # The byte order of a column is the machine's, so that a big-endian file gives the same stream.
     return array if array.dtype == dtype else array.astype(dtype)

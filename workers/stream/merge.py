@@ -64,17 +64,11 @@ class _Line:
             self.chunks += chunks
             self.marks += marks or ()
 
-    def take(self, num: int) -> list[Any]:
-        """Take so many chunks from the head."""
-        taken = self.chunks[:num]
-        del self.chunks[:num]
-        return taken
-
-    def take_marks(self, num: int) -> list[bytes]:
-        """Take as many cursors."""
-        taken = self.marks[:num]
-        del self.marks[:num]
-        return taken
+    def take(self, num: int) -> tuple[list[Any], list[bytes]]:
+        """Take so many chunks from the head, and the cursors after them."""
+        chunks, marks = self.chunks[:num], self.marks[:num]
+        del self.chunks[:num], self.marks[:num]
+        return chunks, marks
 
 
 Columns = list[list[Any]]
@@ -238,8 +232,8 @@ class Merge:
         size, chunks, marks = len(ring), [None] * total, list["list[bytes] | None"]()
         for j, line in enumerate(lines):
             num = -(-(total - j) // size)
-            chunks[j::size] = line.take(num)
-            marks.append(line.take_marks(num) if self._spec.seekable else None)
+            chunks[j::size], of_line = line.take(num)
+            marks.append(of_line if self._spec.seekable else None)
         return self._merge(chunks, ring, [calls[i] for i in ring], marks)
 
     # ---- in the order of arrival

@@ -194,8 +194,8 @@ def test_what_is_no_array_is_refused(
     cluster: Any, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DATA, way)
-    with pytest.raises(FetchError, match="cannot be sent: it is of type object; return a list"):
-        drain(remote.once_no_array, executor=RayActors(2), timeout=TIMEOUT_S)
+    with pytest.raises(FetchError, match="cannot be sent: it is an int; return a list"):
+        drain(remote.Gives(remote.no_tuple, 5), executor=RayActors(2), timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize(("per_actor", "who"), ((1, "actor 1 (process "), (2, "")))
