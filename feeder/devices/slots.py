@@ -1,15 +1,11 @@
 """Host memory for batches, which comes back when nobody looks at it any more.
 
-A lease is one root array over the slot's memory, and every column is a view of the root. NumPy
-lets a view of a view refer to the array at the bottom, so as long as any array over the slot is
-alive, so is the root; when the root goes, the slot is free. The root is made over a memoryview and
-not over the array that owns the memory: else the views would refer to that array and not to the
-root, and the slot would be written again under them.
+A lease is one root array over the slot's memory, and every column is a view of the root: when the
+root goes, the slot is free (`workers/stream/loans.py`).
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,10 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.devices.layout import ALIGNMENT, layout
+from feeder.devices.layout import ALIGNMENT, arrays_over, first_rows, flats_over, layout
 from feeder.errors import ConfigError
 from feeder.workers.stream.buffers import Kept, OpenSlot, Seen
 from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.loans import Loans
 from feeder.workers.stream.position import HasColumns
 
 # Free slots count in no bound, so few are kept: as many as take 16 MiB, which is what the enqueuer
@@ -75,14 +72,8 @@ class HostSlot:
         self._shown = self._memory if pool.writable else self._memory.toreadonly()
         # The root that calls write through, from `open` to `lease`.
         self._root: NDArray[Any] | None = None
-        self.arrays: Arrays = tuple(
-            np.ndarray(shape, dtype, self._memory, offset)
-            for shape, dtype, _, offset, _ in self._places
-        )
-        self.flats: tuple[memoryview | None, ...] = tuple(
-            self._memory[offset : offset + num_bytes] if axis == 0 else None
-            for _, _, axis, offset, num_bytes in self._places
-        )
+        self.arrays = arrays_over(self._memory, self._places)
+        self.flats = flats_over(self._memory, self._places)
 
     @property
     def memory(self) -> memoryview:
@@ -94,7 +85,7 @@ class HostSlot:
         fetch function that keeps one sees the same rows for as long."""
         self._root = root = np.frombuffer(self._memory, np.uint8)
         self._pool.watch(root, self)
-        return self._over(root)
+        return arrays_over(root, self._places)
 
     def close(self) -> None:
         """It will not be leased: it is free when the last of those arrays is gone."""
@@ -112,34 +103,14 @@ class HostSlot:
             # It refers to the root that was written through, and that one is watched.
             shown = written.data if self._pool.writable else written.data.toreadonly()
             root = np.frombuffer(shown, np.uint8)
-        arrays = self._over(root)
-        if rows == self.rows:
-            return arrays
-        return tuple(
-            array[(slice(None),) * axis + (slice(rows),)]
-            for array, (_, _, axis, _, _) in zip(arrays, self._places, strict=True)
-        )
-
-    def _over(self, root: NDArray[Any]) -> Arrays:
-        return tuple(
-            [np.ndarray(shape, dtype, root, offset) for shape, dtype, _, offset, _ in self._places]
-        )
-
-
-class _Lease(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a root array that knows its slot. Written once, by the thread that
-    merges; called back on whichever thread drops the last array."""
-
-    __slots__ = ("slot",)
-    slot: HostSlot
+        return first_rows(arrays_over(root, self._places), self._places, self.rows, rows)
 
 
 class HostSlots:
     """Slots of host memory; they grow in number while the user keeps batches.
 
     Owned by the thread that merges, which alone takes slots and watches over them. A slot comes
-    back from any thread, perhaps from inside the garbage collector: there the slot is appended to
-    a deque, which needs no lock, and nothing else is done. At least `keep` free slots are kept.
+    back from any thread. At least `keep` free slots are kept.
     """
 
     # An array that nobody else holds becomes the batch; only what is shared is copied.
@@ -151,7 +122,7 @@ class HostSlots:
         user's alone."""
         self._least = self._keep = keep
         self._free: deque[HostSlot] = deque()
-        self._leases: dict[int, _Lease] = {}
+        self._lent = Loans(self._give_back)
         self.num_made = 0
         """Slots made so far."""
 
@@ -180,22 +151,17 @@ class HostSlots:
 
     def watch(self, root: NDArray[Any], slot: HostSlot) -> None:
         """Take the slot back when `root` is gone."""
-        lease = _Lease(root, self._give_back)
-        lease.slot = slot
-        # Somebody has to hold the weak reference, else it goes and never fires.
-        self._leases[id(lease)] = lease
+        self._lent.lend(root, slot)
 
-    def _give_back(self, lease: Any) -> None:
-        # No name of the module: at the interpreter's exit they may be gone before the batches are.
-        del self._leases[id(lease)]
+    def _give_back(self, slot: HostSlot) -> None:
         # Beyond that the memory goes back to the system: it counts in no bound.
         if len(self._free) < self._keep:
-            self._free.append(lease.slot)
+            self._free.append(slot)
 
     @property
     def num_leased(self) -> int:
         """Slots that somebody still looks at."""
-        return len(self._leases)
+        return len(self._lent)
 
 
 class PrivateSlots:

@@ -12,7 +12,6 @@ import os
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -21,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from feeder.executors.mapping import map_shared
 from feeder.executors.wire import Place
+from feeder.workers.stream.loans import Loans
 from feeder.workers.stream.memory import Memory
 
 _BLOCK_BYTES = 1024 * 1024
@@ -34,32 +34,20 @@ _OWN_MEMORY_BYTES = 64 * 1024
 """From this size on an array is lent out as one that may be passed on uncopied."""
 
 
-class _Returned:
-    """Takes a lent array's memory back: the block's number is noted, by whichever thread drops the
-    array last."""
-
-    __slots__ = ("_append", "_number")
-
-    def __init__(self, number: int, append: Callable[[int], None]) -> None:
-        self._number = number
-        self._append = append
-
-    def append(self, _: Any) -> None:
-        self._append(self._number)
-
-
-class _Loans:
+class _Lent:
     """Which blocks have arrays over them. Owner: whoever owns the blocks; arrays go anywhere."""
 
     def __init__(self) -> None:
         self._num: dict[int, int] = {}
         self._back: deque[int] = deque()
+        self._loans = Loans(self._back.append)
 
     def lend(self, number: int, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """An array over memory of a block; it and its views are counted as one."""
         self._num[number] = self._num.get(number, 0) + 1
-        returned: Any = _Returned(number, self._back.append)
-        return np.asarray(Memory(memory, returned))
+        root = Memory(memory)
+        self._loans.lend(root, number)
+        return np.asarray(root)
 
     def settle(self) -> list[int]:
         """The blocks whose last array has gone since this was asked last."""
@@ -147,7 +135,7 @@ class Writer:
         self._lent: dict[int, _Block] = {}
         self._kept: dict[int, _Block] = {}
         self._free: dict[int, _Block] = {}
-        self._arrays = _Loans()
+        self._arrays = _Lent()
         self._dropped: list[int] = []
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -249,7 +237,7 @@ class Reader:
         self._lock = threading.Lock()
         self._mapped: dict[int, NDArray[np.uint8]] = {}
         self._dtypes: list[np.dtype[Any]] = []
-        self._arrays = _Loans()
+        self._arrays = _Lent()
 
     @property
     def num_bytes(self) -> int:

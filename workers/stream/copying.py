@@ -9,7 +9,6 @@ longer than the switch is worth does NumPy do it, and other threads run meanwhil
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import getweakrefcount
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.stream.buffers import Seen, Slot
 from feeder.workers.stream.chunks import part_of
-from feeder.workers.stream.memory import Memory, lend
+from feeder.workers.stream.memory import Memory
 
 DROP_GIL_BYTES = 256 * 1024
 """Arrays of this size and larger are copied by NumPy, which lets go of the interpreter."""
@@ -265,7 +264,7 @@ def _count_base_references(arrays: Sequence[Any], i: int) -> tuple[int, ...]:
 # Measured here, at import, by the same calls that compare later.
 _SOLE_REFERENCES = _count_references([np.empty(0)], 0)
 _SOLE_BASE_REFERENCES = (
-    _count_base_references([lend(np.empty(1, np.uint8), (1,), np.uint8, deque())], 0),
+    _count_base_references([np.ndarray(1, np.uint8, np.asarray(Memory(np.empty(1, np.uint8))))], 0),
     _count_base_references([np.ndarray(1, np.uint8, bytearray(1))], 0),
 )
 # Without the interpreter lock another thread may take a reference between the count and the use, so

@@ -4,11 +4,8 @@ The memory of a large new array comes from the system, page by page as it is fir
 goes back with the array: that takes as long as reading the rows of an LMDB does. So a few blocks
 are kept.
 
-A block is lent as one root array, which refers to a `Memory`, and what is handed out is a view of
-the root. NumPy lets a view of a view refer to the root as well, so as long as any array over the
-block is alive, so are the root and the `Memory`, which gives the block back when it goes. The root
-must not refer to the block itself: that is an array, and views would refer to it and not to the
-root, so that the block would be written again under them.
+A block is lent as an array over a `Memory`, and what is handed out is a view of that array. Its
+loan is over when the `Memory` goes, with the last array over the block.
 """
 
 from __future__ import annotations
@@ -20,6 +17,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from feeder.workers.stream.loans import Loans
 
 _LEAST_BYTES = 512 * 1024
 _MOST_BYTES = 8 * 1024 * 1024
@@ -46,32 +45,18 @@ Block = NDArray[np.uint8]
 
 
 class Memory:
-    """A block that is lent, for as long as this is alive. Fixed when made; it goes back from
-    whichever thread drops it last."""
+    """A block as its arrays refer to it. Fixed when made."""
 
-    __slots__ = ("_block", "_free")
+    __slots__ = ("__weakref__", "_block")
 
-    def __init__(self, block: Block, free: deque[Block]) -> None:
+    def __init__(self, block: Block) -> None:
         self._block = block
-        self._free = free
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        # It names the block by its address, so that the root refers to this.
+        # It names the block by its address: arrays are to refer to this, and not to the block.
         interface: dict[str, Any] = self._block.__array_interface__
         return interface
-
-    def __del__(self) -> None:
-        # In any thread, perhaps from inside the garbage collector. The oldest makes room.
-        self._free.append(self._block)
-
-
-def lend(
-    block: Block, shape: tuple[int, ...], dtype: DTypeLike, free: deque[Block]
-) -> NDArray[Any]:
-    """An array over a block, which goes back to `free` with the last array over it."""
-    # A view of the root, never the root itself: the root's end is the end of all views.
-    return np.ndarray(shape, dtype, np.asarray(Memory(block, free)))
 
 
 def keep_freed_memory() -> None:
@@ -90,7 +75,9 @@ class Pool:
     """Makes arrays, large ones in memory that came back where there is some. Any thread."""
 
     def __init__(self) -> None:
+        # The oldest makes room.
         self._free: deque[Block] = deque(maxlen=_KEEP_BLOCKS)
+        self._lent = Loans(self._free.append)
         self._lent_empty: Callable[[tuple[int, ...], DTypeLike], NDArray[Any]] | None = None
 
     def lend_from(self, empty: Callable[[tuple[int, ...], DTypeLike], NDArray[Any]]) -> None:
@@ -106,7 +93,11 @@ class Pool:
             return self._lent_empty(shape, dtype)
         if not _LEAST_BYTES <= size <= _MOST_BYTES:
             return np.empty(shape, dtype)
-        return lend(self._take(size), shape, dtype, self._free)
+        block = self._take(size)
+        memory = Memory(block)
+        self._lent.lend(memory, block)
+        # A view of the root, never the root itself: the root's end is the end of all views.
+        return np.ndarray(shape, dtype, np.asarray(memory))
 
     def _take(self, size: int) -> Block:
         """A free block that is neither too small nor much too large, the one that came back last,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-import weakref
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from feeder.devices.cuda.driver import Driver, HostMemory
 from feeder.devices.cuda.packed import Packed, check_dtypes, pack
 from feeder.devices.cuda.rules import PINNED, Life
-from feeder.devices.layout import ALIGNMENT, Layout, arrays_over, credit_for, layout
+from feeder.devices.layout import ALIGNMENT, LaidOut, Layout, credit_for, layout
 from feeder.errors import DeviceError, FeedError
 from feeder.workers.stats import Stopwatch
-from feeder.workers.stream.buffers import Kept, OpenSlot, Seen
+from feeder.workers.stream.buffers import OpenSlot
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import HasColumns
 
@@ -40,62 +37,17 @@ def alloc_pinned(driver: Driver, num_slots: int, slot_bytes: int, cure: str) -> 
         ) from error
 
 
-class PinnedSlot:
+class PinnedSlot(LaidOut):
     """Memory for one batch: the enqueuer's while it writes, then the copier's until the copy is
     done (`PINNED` is the table of its states)."""
 
-    __slots__ = (
-        "_memory", "_written", "address", "arrays", "columns", "flats", "layout", "life", "ring",
-        "rows", "views",
-    )  # fmt: skip
-
-    kept: Kept = None
-    """What is handed out lies here."""
-    seen: Seen = None
-    """Nobody asks."""
+    __slots__ = ("address", "life", "ring")
 
     def __init__(self, ring: PinnedRing, memory: memoryview, address: int) -> None:
+        super().__init__(memory)
         self.ring = ring
         self.address = address
-        self._memory = memory
         self.life = Life(PINNED)
-        # The root of the arrays that calls last wrote to, as long as there are any.
-        self._written: Callable[[], object] = lambda: None
-        self.columns: Columns | None = None
-        self.rows = -1
-
-    @property
-    def memory(self) -> memoryview:
-        """What batches of the layout take of it, to be written by whoever took it."""
-        return self._memory[: self.layout.num_bytes]
-
-    def arrange(self, columns: Columns, rows: int, places: Layout) -> None:
-        """Lay it out for batches of so many rows."""
-        if columns is self.columns and rows == self.rows:
-            return
-        self.columns, self.rows, self.layout = columns, rows, places
-        memory = self.memory
-        self.arrays: Arrays = arrays_over(memory, places.places)
-        self.flats: tuple[memoryview | None, ...] = tuple(
-            None if axis else memory[offset : offset + num_bytes]
-            for _, _, axis, offset, num_bytes in places.places
-        )
-        # Made once per layout: a lease is then a tuple, and no work of NumPy's.
-        self.views = tuple(array.view() for array in self.arrays)
-        for view in self.views:
-            view.flags.writeable = False
-
-    def open(self) -> Arrays | None:
-        """Arrays for calls to write to; None where somebody still refers to those of the last
-        batch here, who would see them change."""
-        if self._written() is not None:
-            return None
-        root = np.frombuffer(self.memory, np.uint8)
-        self._written = weakref.ref(root)
-        return arrays_over(root, self.layout.places)
-
-    def close(self) -> None:
-        """Nothing: it is free when it is put back."""
 
     def put_back(self) -> None:
         """It will not be leased."""
@@ -105,15 +57,9 @@ class PinnedSlot:
     def lease(self, rows: int) -> Packed:
         """The first `rows` rows of each column, as they are to be copied."""
         self.life.on("pack")
-        views = self.views
-        if rows != self.rows:
-            views = tuple(
-                array[(slice(None),) * place.axis + (slice(rows),)]
-                for array, place in zip(views, self.layout.places, strict=True)
-            )
         return pack(
-            views, region=self.ring, address=self.address, layout=self.layout, rows=self.rows,
-            length=rows, give_back=self._give_back,
+            self.views(rows), region=self.ring, address=self.address, layout=self.layout,
+            rows=self.rows, length=rows, give_back=self._give_back,
         )  # fmt: skip
 
     def _give_back(self) -> None:

@@ -23,18 +23,14 @@ from feeder.service.client.stats import ConsumerStats
 from feeder.service.faults import point
 from feeder.service.memory import forking
 from feeder.service.memory.fdpass import Attachment, attach
-from feeder.service.memory.mapping import (
-    FrameSlots,
-    MappedArena,
-    SlotLease,
-    keep_freed_memory,
-    view,
-)
+from feeder.service.memory.mapping import FrameSlots, MappedArena, view
 from feeder.service.memory.memfd import SLOTS_PER_ARENA
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.batches import checksum, full_checksum
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.loans import Loan
+from feeder.workers.stream.memory import keep_freed_memory
 
 logger = logging.getLogger("feeder")
 
@@ -72,7 +68,7 @@ class DataPath:
         # copies a page, takes five to ten times as long where all is written, and never less.
         self._copies = landing is None and (options.writable or opened.writable)
         self._arenas: dict[int, MappedArena] = {}
-        self._released: deque[SlotLease] = deque()
+        self._released: deque[Loan] = deque()
         self._num_taken = 0
         # A reason for each forked child that has not yet copied what it looks at. While there is
         # one, no slot is reported free: the server would write it under the child.
@@ -255,13 +251,12 @@ class DataPath:
         if self._freezes:
             return ()
         self._num_taken += num
-        return tuple([self._take_back(released.popleft()) for _ in range(num)])
-
-    def _take_back(self, lease: SlotLease) -> int:
-        arena = self._arenas.get(lease.slot // SLOTS_PER_ARENA)
-        if arena is not None:
-            arena.take_back(lease)
-        return lease.slot
+        slots = tuple([released.popleft().what for _ in range(num)])
+        for slot in slots:
+            arena = self._arenas.get(slot // SLOTS_PER_ARENA)
+            if arena is not None:
+                arena.take_back(slot)
+        return slots
 
     def freeze(self, why: object) -> None:
         """Report no slot as free until `thaw` is called for the same reason. From any thread."""

@@ -1,9 +1,7 @@
 """A consumer's side of the memory that batches lie in: arrays over it, and when they are gone.
 
-A slot is lent as one root array, and every column is a view of the root. NumPy lets a view of a
-view refer to the root as well, so the root lives as long as any array over the slot. The memory
-belongs to the mapping and not to an array: else views would refer to that array, the root would be
-gone while they live, and the slot would be written again under them.
+A slot is lent as one root array, and every column is a view of the root
+(`workers/stream/loans.py`).
 """
 
 from __future__ import annotations
@@ -21,36 +19,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.devices.cuda.packed import Packed, pack
-from feeder.devices.layout import ColumnPlace, Layout
+from feeder.devices.layout import ColumnPlace, Layout, arrays_over, first_rows
 from feeder.devices.slots import HostSlot, HostSlots
 from feeder.errors import ProtocolError
 from feeder.service.memory.fdpass import OwnLimitError
 from feeder.service.memory.forking import make_own
 from feeder.service.memory.memfd import SLOTS_PER_ARENA
 from feeder.workers.stream.chunks import Columns
+from feeder.workers.stream.loans import Loan
 
 Arrays = tuple[NDArray[Any], ...]
-
-
-class SlotLease(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a root array, which knows the number of its slot.
-
-    Its callback is `deque.append`, a function in C: no interrupt can end it half-way. One in
-    Python lost ten slots in 30,000 interrupts. Immutable once made by the I/O thread.
-    """
-
-    __slots__ = ("root_ref", "slot")
-    slot: int
-    root_ref: weakref.ref[Any]
 
 
 class MappedArena:
     """An arena of the server's, mapped to be read. Takes the descriptor over and closes it.
 
-    Owned by the consumer's I/O thread. When the last array over a slot is gone, its lease is put on
+    Owned by the consumer's I/O thread. When the last array over a slot is gone, its loan is put on
     `released`, for that thread to `take_back`, and then `wake()` is called: from any thread,
     perhaps from inside the garbage collector, so `wake` must take no lock that anybody may hold. An
-    interrupt may end `wake`; the lease is on `released` by then. The mapping goes with the last
+    interrupt may end `wake`; the loan is on `released` by then. The mapping goes with the last
     array over it and with this object. Raises `OwnLimitError` where it cannot be mapped.
     """
 
@@ -60,7 +47,7 @@ class MappedArena:
         number: int,
         slot_bytes: int,
         num_slots: int,
-        released: deque[SlotLease],
+        released: deque[Loan],
         wake: Callable[[], None],
     ) -> None:
         self.slot_bytes = slot_bytes
@@ -68,9 +55,8 @@ class MappedArena:
         self._first = number * SLOTS_PER_ARENA
         self._released = released
         self._wake = wake
-        # The slots that are lent or released and not taken back. Holding the weak references keeps
-        # their callbacks alive: one that is dropped before its root is never called.
-        self._leases: dict[int, SlotLease] = {}
+        # The slots that are lent or released and not taken back; and the weak references that wake.
+        self._loans: dict[int, tuple[Loan, weakref.ref[Any]]] = {}
         try:
             memory = mmap.mmap(descriptor, slot_bytes * num_slots, prot=mmap.PROT_READ)
         except (OSError, ValueError, OverflowError) as error:
@@ -79,7 +65,6 @@ class MappedArena:
             ) from error
         finally:
             os.close(descriptor)
-        # A memoryview, which arrays refer to in place of an owner of the memory; see the module.
         self._memory = memoryview(memory)
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self.pinned: object = None
@@ -111,7 +96,7 @@ class MappedArena:
             )
         # Also where it was released and not reported yet: the server may give only what it was
         # told.
-        if index in self._leases:
+        if index in self._loans:
             raise ProtocolError(
                 f"the server gave slot {self._first + index}, which is looked at; expected one "
                 "that was released"
@@ -136,25 +121,23 @@ class MappedArena:
                 f"the server gave {length} of {rows} rows in slot {self._first + index}, expected "
                 "no more than it is laid out for"
             )
-        # Of a root's callbacks the one that was added last is called first: the lease is on
-        # `released` before the thread that looks there is woken.
-        root_ref = weakref.ref(root, self._on_root_gone)
-        lease = SlotLease(root, self._released.append)
-        lease.root_ref, lease.slot = root_ref, self._first + index
-        self._leases[index] = lease
-        arrays = tuple([np.ndarray(shape, dtype, root, at) for shape, dtype, _, at, _ in places])
-        return _first(arrays, places, rows, length)
+        # Of a root's callbacks the one that was added last is called first: the loan is on
+        # `released` before the thread that looks there is woken. The first is a function in C, so
+        # that no interrupt loses the slot.
+        wakes = weakref.ref(root, self._on_root_gone)
+        loan = Loan(root, self._released.append)
+        loan.what = self._first + index
+        self._loans[index] = loan, wakes
+        return first_rows(arrays_over(root, places), places, rows, length)
 
     @property
     def num_leased(self) -> int:
         """Number of slots that somebody still looks at."""
         return len(self._looked_at())
 
-    def take_back(self, lease: SlotLease) -> int:
-        """Return the number of a released slot, which the server may give again from here on."""
-        # Before the server is told: it may give the slot again at once.
-        del self._leases[lease.slot - self._first]
-        return lease.slot
+    def take_back(self, slot: int) -> None:
+        """A released slot may be given again by the server, which is told next."""
+        del self._loans[slot - self._first]
 
     def copy_for_child(self) -> None:
         """In a forked child: replace the slots that it looks at by copies of its own."""
@@ -165,9 +148,9 @@ class MappedArena:
             make_own(self._address + first, end - first)
 
     def _looked_at(self) -> list[int]:
-        # A copy first: the thread that owns this may be lending meanwhile. A lease whose root is
+        # A copy first: the thread that owns this may be lending meanwhile. A loan whose root is
         # gone is released, so nobody looks at its slot.
-        return [index for index, lease in list(self._leases.items()) if lease() is not None]
+        return [index for index, (loan, _) in list(self._loans.items()) if loan() is not None]
 
     def _on_root_gone(self, root_ref: weakref.ref[Any]) -> None:
         self._wake()
@@ -193,28 +176,7 @@ def view(memories: Sequence[memoryview], layout: Layout, rows: int, length: int)
         if not array.flags.aligned:
             array = np.ndarray(shape, dtype, array.tobytes())
         arrays.append(array)
-    return _first(tuple(arrays), layout.places, rows, length)
-
-
-def _first(arrays: Arrays, places: Sequence[ColumnPlace], rows: int, length: int) -> Arrays:
-    if length == rows:
-        return arrays  # The usual case, without a view of each view.
-    return tuple(
-        array[(slice(None),) * place.axis + (slice(length),)]
-        for array, place in zip(arrays, places, strict=True)
-    )
-
-
-def keep_freed_memory() -> None:
-    """Have glibc's malloc keep up to 64 MiB of what is freed, for the messages to come.
-
-    malloc maps what is larger than 128 KiB, or than the largest block of up to 32 MiB that was ever
-    mapped and freed, and it keeps twice as much as that. Before it has seen such a block, messages
-    of some megabytes are made of new pages each time: 1,500 to 2,200 page faults a batch of 20 MB,
-    and half the pace.
-    """
-    # Just below 32 MiB, malloc's own limit. Nothing is written, so it costs some microseconds.
-    np.empty(32 * 2**20 - 2**16, np.uint8)
+    return first_rows(tuple(arrays), layout.places, rows, length)
 
 
 class FrameSlots:

@@ -14,7 +14,6 @@ import logging
 import mmap
 import os
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,11 +21,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from feeder.devices.layout import Layout, arrays_over
+from feeder.devices.layout import LaidOut
 from feeder.errors import TransportError
 from feeder.service.protocol.batches import full_checksum
 from feeder.workers.stream.buffers import Kept, Seen
-from feeder.workers.stream.chunks import Columns
 
 logger = logging.getLogger("feeder")
 
@@ -49,10 +47,6 @@ sixteen pages, which is how the first slot is mapped in 8 ms and not in 11."""
 
 def _never() -> bool:
     return False
-
-
-def _nothing() -> None:
-    return None
 
 
 class _Once:
@@ -292,7 +286,7 @@ class Sum:
         self.seconds += time.monotonic() - began
 
 
-class ArenaSlot:
+class ArenaSlot(LaidOut):
     """Memory for one batch, in an arena.
 
     One owner at a time: the enqueuer from `take` until the batch is put into the outbox, then the
@@ -300,21 +294,16 @@ class ArenaSlot:
     """
 
     __slots__ = (
-        "_memory", "_places", "_sum", "_views", "arena", "arrays", "checked_s", "checksum",
-        "columns", "elsewhere", "flats", "kept", "left", "memory", "number", "rows", "seen",
-        "sent", "wanted", "written",
+        "_sum", "arena", "checked_s", "checksum", "elsewhere", "kept", "left", "number", "seen",
+        "sent", "wanted",
     )  # fmt: skip
 
     def __init__(self, arena: Arena, index: int, replicas: int = 1) -> None:
+        super().__init__(arena.memory[index * arena.slot_bytes : (index + 1) * arena.slot_bytes])
         self.arena = arena
         self.left = replicas
         """How many replicas of the queue still want its batch; under the slots' lock."""
         self.number = arena.number * SLOTS_PER_ARENA + index
-        self._memory = arena.memory[index * arena.slot_bytes : (index + 1) * arena.slot_bytes]
-        self.columns: Columns | None = None
-        """The columns that it is laid out for, with the shapes of the batch."""
-        self.rows = -1
-        """The number of rows that it is laid out for."""
         self.sent = 0
         """The replicas that were sent it and have not given it back, a bit for each. The I/O
         thread's, until none has it."""
@@ -330,36 +319,6 @@ class ArenaSlot:
         """The full checksum of the batch, where it was made while the batch was copied."""
         self.checked_s = 0.0
         """How long the checksum took."""
-        self.written: Callable[[], object] = _nothing
-        """The root of the arrays that calls last wrote to, as long as there are any."""
-
-    def arrange(self, columns: Columns, rows: int, places: Layout) -> None:
-        """Lay the slot out for batches of so many rows."""
-        # Nearly every batch is like the one before; making the views costs more than a small copy.
-        if columns is self.columns and rows == self.rows:
-            return
-        self.columns, self.rows, self._places = columns, rows, places.places
-        self.memory = memory = self._memory[: places.num_bytes]
-        self.arrays: Arrays = arrays_over(memory, places.places)
-        # For copies that keep the interpreter's lock: bytes of columns whose rows lie together.
-        self.flats: tuple[memoryview | None, ...] = tuple(
-            None if axis else memory[offset : offset + num_bytes]
-            for _, _, axis, offset, num_bytes in places.places
-        )
-        # The batch as all others see it: nobody may write into one that is made.
-        self._views: Arrays = arrays_over(memory.toreadonly(), places.places)
-
-    def open(self) -> Arrays | None:
-        """Arrays for calls to write to; None where somebody still refers to those of the last
-        batch here, who would see them change."""
-        if self.written() is not None:
-            return None
-        root = np.frombuffer(self.memory, np.uint8)
-        self.written = weakref.ref(root)
-        return arrays_over(root, self._places)
-
-    def close(self) -> None:
-        """Nothing: it is free when the slots are opened again."""
 
     def prepare(self, wanted: Wanted) -> None:
         """Make ready for the next batch, as its queue's consumer wants it.
@@ -377,18 +336,12 @@ class ArenaSlot:
 
     def lease(self, rows: int) -> Arrays:
         """The first `rows` rows of each column, read-only."""
-        if self.seen is not None and self._sum.num_bytes == self._places[0].num_bytes:
+        if self.seen is not None and self._sum.num_bytes == self.layout.places[0].num_bytes:
             self._sum.add(self.memory[self._sum.num_bytes :])
             self.checksum, self.checked_s = self._sum.digest(), self._sum.seconds
         if self.kept:
             return self._lease_kept(self.kept)
-        arrays = self._views
-        if rows != self.rows:
-            arrays = tuple(
-                array[(slice(None),) * place.axis + (slice(rows),)]
-                for array, place in zip(arrays, self._places, strict=True)
-            )
-        return arrays
+        return self.views(rows)
 
     def _lease_kept(self, kept: dict[int, NDArray[Any]]) -> Arrays:
         """A batch of which some columns are elsewhere: what is here is the memory between them."""
@@ -409,7 +362,7 @@ class ArenaSlot:
         """The memory of the batch that has these arrays, as it is laid out, in order."""
         parts, at = [], 0
         for number in self.elsewhere:
-            place = self._places[number]
+            place = self.layout.places[number]
             parts += [
                 self.memory[at : place.offset],
                 arrays[number].reshape(-1).view(np.uint8).data,

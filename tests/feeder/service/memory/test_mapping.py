@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from feeder.devices.layout import layout
 from feeder.errors import ProtocolError, TransportError
 from feeder.service.memory.arena import SLOTS_PER_ARENA, Arena, ArenaSlots
-from feeder.service.memory.mapping import FrameSlots, MappedArena, SlotLease, view
+from feeder.service.memory.mapping import FrameSlots, MappedArena, view
 from feeder.workers.stream.chunks import Column
+from feeder.workers.stream.loans import Loan
 
 COLUMNS = (
     Column(name="id", axis=0, dtype=np.dtype(np.int64), shape=()),
@@ -34,7 +35,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.slots = ArenaSlots(1, lambda device, slot_bytes: 3)
-        self.released: deque[SlotLease] = deque()
+        self.released: deque[Loan] = deque()
         self.num_wakes = 0
         slot = self.slots.take_slot(0, COLUMNS, ROWS)
         self.slots.free(0, slot)
@@ -49,8 +50,10 @@ class Pair:
 
     def take_released(self) -> list[int]:
         """The numbers of the slots that have been released since last asked."""
-        leases = [self.released.popleft() for _ in range(len(self.released))]
-        return [self.mapped.take_back(lease) for lease in leases]
+        slots = [self.released.popleft().what for _ in range(len(self.released))]
+        for slot in slots:
+            self.mapped.take_back(slot)
+        return slots
 
     def send(self, first: int, length: int = ROWS) -> tuple[int, Any]:
         """Write a batch; the number of its slot and the batch as the consumer sees it."""
