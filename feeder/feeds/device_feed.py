@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from feeder.devices.cuda.queue import CudaQueue
-from feeder.errors import ClosedError, ConfigError, read_again, read_by_two
-from feeder.feeds.epochs import Epoch, EpochReader
+from feeder.errors import ClosedError, ConfigError, read_again
+from feeder.feeds.epochs import EpochReader
 from feeder.feeds.length import num_batches
 from feeder.feeds.running import Running
 from feeder.feeds.stream import Stream
@@ -26,10 +26,11 @@ class DeviceFeed(EpochReader):
     `next` raises `FeedError` while another thread is in it, and `iter` raises
     `ConfigError` where all batches have been handed out already.
 
-    All fields belong to the thread that is inside `next`; `drop` replaces the deques from others.
+    `drop` replaces the deques from other threads.
     """
 
     def __init__(self, stream: Stream, device: int, running: Running) -> None:
+        super().__init__(f"feed {stream.config.name!r}")
         self._stream = stream
         # Held, so that the threads are not ended while somebody may ask for a batch.
         self._running = running
@@ -46,7 +47,6 @@ class DeviceFeed(EpochReader):
         self._ends_rounds = 0 < device == self._num_devices - 1
         is_uneven = spec.rounds == "epoch" and spec.last_round == "uneven"
         self._may_end_rounds = is_uneven and device < self._num_devices - 1
-        self._ready: deque[Batch] = deque()
         self._counts = stream.counted.handed
         self._held = Held(0, 0, 0, 0)
         # Batches behind the one at which a checkpoint is due: handed out once it has been taken.
@@ -54,13 +54,6 @@ class DeviceFeed(EpochReader):
         # The round of that batch, from 1; 0 where none of `_ready` is such a one.
         self._trigger_at = 0
         self._has_ended = False
-        # Only after a `StopIteration` is a second loop a mistake: a loop that was left by `break`
-        # may be taken up again.
-        self._end_is_told = False
-        # Whether a thread is inside `next`.
-        self._is_read = False
-        # The epoch of the batch that was handed out last.
-        self._epoch = Epoch(self, -1)
 
     @property
     def device(self) -> str:
@@ -71,17 +64,12 @@ class DeviceFeed(EpochReader):
         stream = self._stream
         if self._end_is_told and not stream.stopped:
             stream.check_usable()
-            config = stream.config
-            raise read_again(f"feed {config.name!r}", config.stream.epochs)
+            raise read_again(self._name, stream.config.stream.epochs)
         return self
 
     def __next__(self) -> Batch:
-        # A try-lock without a lock: no call lies between reading the flag and setting it, so no
-        # other thread comes in between. An interrupt between two lines could leave a lock held;
-        # `finally` takes this flag back.
         if self._is_read:
-            self._stream.check_usable()
-            raise read_by_two(f"feed {self._stream.config.name!r}")
+            self._refuse_second()
         try:
             self._is_read = True
             if (ready := self._wait_for_some()) is None:
@@ -123,36 +111,6 @@ class DeviceFeed(EpochReader):
         finally:
             self._is_read = False
 
-    def next_epoch(self) -> int | None:
-        """The epoch of the next batch, which is waited for and not handed out; None after the
-        last. The position stays where it is."""
-        if self._is_read:
-            self._stream.check_usable()
-            raise read_by_two(f"feed {self._stream.config.name!r}")
-        try:
-            self._is_read = True
-            ready = self._wait_for_some(is_end=False)
-            return None if ready is None else ready[0].epoch
-        finally:
-            self._is_read = False
-
-    def _wait_for_some(self, *, is_end: bool = True) -> deque[Batch] | None:
-        """The batches that are handed out next, waited for; None after the last. With `is_end` the
-        user has had all that came before."""
-        # A function of its own: CPython 3.13 and 3.14 do not run `finally` where a signal's handler
-        # raises as a loop goes round that stands in its `try` itself (python/cpython#130279).
-        while not (ready := self._ready):
-            if (end := self._refill()) is not None:
-                if is_end:
-                    self._end(end)
-                return None
-        return ready
-
-    def _enter(self, number: int) -> Epoch:
-        if self._epoch.number != number:
-            self._epoch = Epoch(self, number)
-        return self._epoch
-
     def __len__(self) -> int:
         """Batches of the whole stream on this device, also after a resume, as if no record were
         left out; `TypeError` where that is not known: it is for sources and a number of epochs."""
@@ -161,18 +119,16 @@ class DeviceFeed(EpochReader):
             raise TypeError("the length of this feed is not known")
         return length
 
-    def __bool__(self) -> bool:
-        return True  # Else `if feed` would ask for its length.
-
     def work_on(self, stream: Any) -> None:
         """Say which stream of the GPU the work on its batches goes to. Raises `ConfigError`."""
         if not isinstance(self._queue, CudaQueue):
             raise ConfigError(f"stream is {stream!r}, but {self.device!r} is no GPU; leave it out")
         self._queue.work_on(stream)
 
+    def _check_usable(self) -> None:
+        self._stream.check_usable()
+
     def _refill(self) -> LazyPosition | None:
-        """Wait for batches; returns the end of the stream where it has come, and raises an error
-        that has taken the place of the next batch."""
         stream = self._stream
         stream.check_usable()
         got, later, trigger_at = self._later or self._queue.get(), deque[Batch](), 0
@@ -199,7 +155,6 @@ class DeviceFeed(EpochReader):
         return None
 
     def _end(self, place: LazyPosition) -> None:
-        """There are no more batches: the stream has ended at `place`."""
         stream, progress = self._stream, self._progress
         # A stream that was resumed at its end keeps the position it was given, leftover and all.
         if not stream.pipeline.start_cut.finished and not self._has_ended:

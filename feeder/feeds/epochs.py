@@ -1,18 +1,39 @@
-"""Epochs of one reader: loops over one epoch at a time, and which batch is an epoch's last."""
+"""What a feed's reader and a consumer share: one thread reads, epoch by epoch.
+
+Batches come some at a time, and wait in `_ready` until each is handed out. Each reader hands out in
+a `__next__` of its own, by assignments: Python raises an interrupt at calls, and a batch that the
+user never saw must not count.
+"""
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
-from feeder.errors import ClosedError
+from feeder.errors import ClosedError, read_by_two
 from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
 
 
 class EpochReader:
-    """What reads the batches of one queue in order, as a feed or a consumer does. The user's
-    thread owns it."""
+    """What reads the batches of one queue in order, as a feed or a consumer does. All fields belong
+    to the thread that is inside `next`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        # Batches that came together and were not handed out yet.
+        self._ready: deque[Batch] = deque()
+        # Whether a thread is inside `next`. A try-lock without a lock: no call lies between reading
+        # the flag and setting it, so no other thread comes in between. An interrupt between two
+        # lines could leave a lock held; `finally` takes this flag back.
+        self._is_read = False
+        # Only after a `StopIteration` is a second loop a mistake: a loop that was left by `break`
+        # may be taken up again.
+        self._end_is_told = False
+        # The epoch of the batch that was handed out last.
+        self._epoch = Epoch(self, -1)
 
     def __iter__(self) -> Iterator[Batch]:
         raise NotImplementedError
@@ -23,7 +44,17 @@ class EpochReader:
     def next_epoch(self) -> int | None:
         """The epoch of the next batch, which is waited for and not handed out; None after the
         last. The position stays where it is."""
-        raise NotImplementedError
+        if self._is_read:
+            self._refuse_second()
+        try:
+            self._is_read = True
+            ready = self._wait_for_some(is_end=False)
+            return None if ready is None else ready[0].epoch
+        finally:
+            self._is_read = False
+
+    def __bool__(self) -> bool:
+        return True  # Else `if reader` would ask for its length, which may not be known.
 
     def epochs(self) -> Iterator[Epoch]:
         """The epochs that are left, each an iterator over its batches.
@@ -47,6 +78,38 @@ class EpochReader:
 
     def _enter(self, number: int) -> Epoch:
         """The epoch that the next batch is of."""
+        if self._epoch.number != number:
+            self._epoch = Epoch(self, number)
+        return self._epoch
+
+    def _wait_for_some(self, *, is_end: bool = True) -> deque[Batch] | None:
+        """The batches that are handed out next, waited for; None after the last. With `is_end` the
+        user has had all that came before."""
+        # A function of its own: CPython 3.13 and 3.14 do not run `finally` where a signal's handler
+        # raises as a loop goes round that stands in its `try` itself (python/cpython#130279).
+        while not (ready := self._ready):
+            if (end := self._refill()) is not None:
+                if is_end:
+                    self._end(end)
+                return None
+        return ready
+
+    def _refuse_second(self) -> None:
+        """Another thread is inside `next`."""
+        self._check_usable()
+        raise read_by_two(self._name)
+
+    def _check_usable(self) -> None:
+        """Raise if no batch can be had."""
+        raise NotImplementedError
+
+    def _refill(self) -> Any:
+        """Wait for batches, which are `_ready` then; returns the end of the stream if it has come,
+        and raises an error that has taken the place of the next batch."""
+        raise NotImplementedError
+
+    def _end(self, place: Any) -> None:
+        """The user has had all batches: the stream has ended at `place`."""
         raise NotImplementedError
 
 

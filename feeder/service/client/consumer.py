@@ -19,9 +19,8 @@ from feeder.errors import (
     ResumeError,
     SnapshotFormatError,
     read_again,
-    read_by_two,
 )
-from feeder.feeds.epochs import Epoch, EpochReader
+from feeder.feeds.epochs import EpochReader
 from feeder.service.client.inbox import Loading
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.lease import ClientLease
@@ -58,13 +57,12 @@ class Consumer(EpochReader):
     """
 
     def __init__(self, loop: ClientLoop) -> None:
+        super().__init__("the consumer")
         self._loop = loop
         self._inbox = loop.inbox
         # How many batches the user may keep, beside the one that is being handed out.
         self._most_held = loop.options.hold
-        # Batches that were taken from the inbox together and not handed out yet. A `Loading` stands
-        # here in their place while a state dict is being loaded.
-        self._ready: deque[Batch] = deque()
+        # In `_ready` a `Loading` stands in the place of batches while a state dict is being loaded.
         self._position: Any = None
         # Rows and bytes that were handed out.
         self._counts = (0, 0)
@@ -74,11 +72,6 @@ class Consumer(EpochReader):
         self._tell_every = 1
         self._unusable: FeedError | None = None
         self._copies = False
-        self._is_read = False
-        # The epoch of the batch that was handed out last.
-        self._epoch = Epoch(self, -1)
-        # Whether the user has seen `StopIteration`: iterating again is a mistake from then on.
-        self._end_is_told = False
         self._loaded: bytes | None = None
         self._num_loads = 0
         self._thread_group = ThreadGroup()
@@ -105,18 +98,13 @@ class Consumer(EpochReader):
         return self
 
     def __next__(self) -> Batch:
-        # A try-lock made of one flag, as in `DeviceFeed`: a real lock could be left held by an
-        # interrupt between its taking and the `try`.
         if self._is_read:
-            self._check_usable()
-            raise read_by_two("the consumer")
+            self._refuse_second()
         try:
             self._is_read = True
-            while not (ready := self._ready):
-                if (end := self._refill()) is not None:
-                    self._position = end
-                    self._end_is_told = True
-                    raise StopIteration
+            if (ready := self._wait_for_some()) is None:
+                self._end_is_told = True
+                raise StopIteration
             inbox = self._inbox
             lease: Any = inbox.lease
             handed, (rows, num_bytes) = inbox.handed + 1, self._counts
@@ -146,29 +134,10 @@ class Consumer(EpochReader):
         finally:
             self._is_read = False
 
-    def next_epoch(self) -> int | None:
-        """Return the epoch of the next batch, which is waited for and not handed out; None after
-        the last. The position stays where it is."""
-        if self._is_read:
-            self._check_usable()
-            raise read_by_two("the consumer")
-        try:
-            self._is_read = True
-            while not self._ready:
-                if self._refill() is not None:
-                    return None
-            return self._ready[0].epoch
-        finally:
-            self._is_read = False
-
-    def _enter(self, number: int) -> Epoch:
-        if self._epoch.number != number:
-            self._epoch = Epoch(self, number)
-        return self._epoch
+    def _end(self, place: Any) -> None:
+        self._position = place
 
     def _refill(self) -> Any:
-        """Wait for batches; return the end of the stream where it has come, and raise an error that
-        came in the place of the next batch."""
         if self._unusable is not None:
             raise self._unusable
         if isinstance(self._ready, Loading):
@@ -223,9 +192,6 @@ class Consumer(EpochReader):
         if length is None:
             raise TypeError("the length of this feed is not known")
         return length
-
-    def __bool__(self) -> bool:
-        return True  # Else `if consumer` would ask for its length.
 
     @property
     def _lease(self) -> ClientLease:
