@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
+from feeder.closing import Closing
 from feeder.errors import ConfigError, FeedError, ResumeError, looped_again
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.shares import Place
@@ -97,7 +98,7 @@ class EpochLoop:
         return self._loader._next(self)
 
 
-class EpochLoader:
+class EpochLoader(Closing):
     """Gives one epoch per loop, and its position at any time.
 
     One thread iterates and owns all fields; any thread may ask for states.
@@ -368,12 +369,6 @@ class EpochLoader:
         self._run = None
         self._again.clear()
         _close(self._open)
-
-    def __enter__(self) -> EpochLoader:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class EveryEpoch:

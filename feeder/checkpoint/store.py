@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -18,6 +17,7 @@ from feeder.checkpoint.format import DamagedError, Header, Loaded, Reader, Recei
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_order
 from feeder.checkpoint.tolerate import is_unreadable, skip_damaged, tolerate_failed_removal
+from feeder.closing import Closing
 from feeder.durable import Fs, OsFs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.state.snapshot import Snapshot
@@ -91,7 +91,7 @@ _NUM_NAMED = 5
 
 
 @public("feeder")
-class CheckpointStore:
+class CheckpointStore(Closing):
     """Checkpoints by name: each a set of named arrays and bytes, written once and then read-only.
 
     Args:
@@ -373,17 +373,6 @@ class CheckpointStore:
         self._mutex = threading.Lock()
         self._next = None
         self._backend.after_fork()
-
-    def __enter__(self) -> CheckpointStore:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<CheckpointStore {self.url!r}, writer {self.writer!r}>"

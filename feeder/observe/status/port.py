@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from time import monotonic
-from types import TracebackType
 from typing import Any, Literal
 
+from feeder.closing import Closing
 from feeder.errors import ConfigError
 from feeder.observe.figures import Figures
 from feeder.observe.status.board import Board
@@ -63,7 +63,7 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and int(text) < 2**16
 
 
-class StatusPort:
+class StatusPort(Closing):
     """Serves the figures that `read_figures` reads, until it is closed, in threads of its own.
 
     Whoever made it closes it; `_open` has a lock of its own. A socket and `BaseHTTPRequestHandler`,
@@ -88,17 +88,6 @@ class StatusPort:
         )
         self._threads.start("feeder status sampler", self._board.run_sampler)
         forks.call_in_child(self.after_fork)
-
-    def __enter__(self) -> StatusPort:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def after_fork(self) -> None:
         """This is a forked child: the port is the parent's."""

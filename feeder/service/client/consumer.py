@@ -7,9 +7,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
+from feeder.closing import Closing
 from feeder.errors import (
     ClosedError,
     ConfigError,
@@ -43,7 +43,7 @@ _ANSWER_S = 10.0
 
 
 @public("feeder")
-class Consumer(EpochReader):
+class Consumer(EpochReader, Closing):
     """The batches of one queue of a served feed, in order, once: iterable and iterator.
 
     Made by `feeder.connect`. It is read by one thread at a time: `next` raises `FeedError` while
@@ -336,17 +336,6 @@ class Consumer(EpochReader):
     def _check_forked(self) -> None:
         if isinstance(self._unusable, ForkedError):
             raise self._unusable
-
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         options = self._loop.options

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from types import TracebackType
 
 import msgspec
 
+from feeder.closing import Closing
 from feeder.errors import ConnectTimeout, ProtocolError, TransportError
 from feeder.observe.figures import Figures, from_json
 from feeder.service.client.remote import error_of
@@ -29,7 +29,7 @@ from feeder.service.protocol.session import CONSUMER, Session
 _MAX_BYTES = SEEN_BYTES + 1024
 
 
-class Monitor:
+class Monitor(Closing):
     """Asks one server, over one connection at a time. A context manager.
 
     Owned by the thread that calls it: no two threads may use it at once.
@@ -116,17 +116,6 @@ class Monitor:
         """End the connection. Closing twice is harmless."""
         self._drop()
         self._security.close()
-
-    def __enter__(self) -> Monitor:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _figures(data: bytes) -> Figures:

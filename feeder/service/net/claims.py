@@ -9,8 +9,8 @@ import os
 import socket
 import stat
 from pathlib import Path
-from types import TracebackType
 
+from feeder.closing import Closing
 from feeder.errors import ConfigError
 from feeder.service.net.addresses import Address, private_directory, private_path
 from feeder.workers import forks
@@ -19,7 +19,7 @@ from feeder.workers import forks
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Claim:
+class Claim(Closing):
     """The right to listen at an address, until it is closed; a context manager.
 
     For a unix socket it holds a lock on a file beside it, `<path>.lock`, which ends with the
@@ -33,17 +33,6 @@ class Claim:
         """The address that is claimed."""
         self._lock = lock
         forks.call_in_child(self._forget)
-
-    def __enter__(self) -> Claim:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def protect(self) -> None:
         """Let this user alone connect to the socket; to be called when it has been bound."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
+from feeder.closing import Closing
 from feeder.errors import AuthError, ConfigError
 from feeder.service.net.addresses import Address
 from feeder.service.net.keys import AllowedClients, ClientKeys, ServerKeys
@@ -89,7 +89,7 @@ def check_zmq(*, curve: bool = False) -> None:
         )
 
 
-class Security:
+class Security(Closing):
     """A ZeroMQ context of our own, with rules of who may connect; a context manager.
 
     `keys`: a server's, a client's, or None for plain sockets. With `is_server` ZAP's thread answers
@@ -116,17 +116,6 @@ class Security:
         """A server's clients that may connect, where it has keys."""
         if isinstance(keys, ServerKeys) if is_server is None else is_server:
             self._authenticator = _start_authenticator(self.context, self.allowed)
-
-    def __enter__(self) -> Security:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def encrypts(self, address: Address) -> bool:
         """Whether peers at `address` speak CURVE: with keys, over TCP."""

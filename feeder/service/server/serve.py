@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import xxhash
@@ -16,6 +15,7 @@ import xxhash
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.saving import Saver
 from feeder.checkpoint.store import CheckpointStore
+from feeder.closing import Closing
 from feeder.errors import ConfigError, FeedError, ForkedError, RemoteError
 from feeder.executors.options import Processes, RayActors, Threads, executor_of
 from feeder.feeds.coordinator import Coordinator
@@ -122,7 +122,7 @@ _LOOK_S = 2.0
 
 
 @public("feeder")
-class Server:
+class Server(Closing):
     """Feeds that are being served; made by `feeder.serve`. A context manager.
 
     Any thread may call its methods. It holds no state of the service: the I/O thread owns that, in
@@ -336,17 +336,6 @@ class Server:
         for feed in self._feeds:
             if feed.stuck is not None:
                 raise feed.stuck
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Server at {', '.join(self.addresses)}>"

@@ -1,0 +1,19 @@
+"""Objects that a `with` block closes at its end."""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class Closing:
+    """Gives `close` the form of a context manager. Owners and threads are those of `close`."""
+
+    def close(self) -> None:
+        """End it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
