@@ -9,7 +9,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from feeder.errors import FeedError, ProtocolError, RemoteError, ResumeError, TransportError
 from feeder.service.client.inbox import Inbox
@@ -93,14 +93,13 @@ class ClientSession:
         self._wake = wake
         self._send = send
         self._why_too_long = why_too_long
-        # Whether it was warned that a position is too long, and whether the feed has run for it.
-        self._has_warned = self._has_run = False
-        # Whether it was warned of unequal numbers of batches.
-        self._has_told_uneven = False
+        # Warnings that were given: each is given once.
+        self._warned: set[str] = set()
         # Where the next batch comes from: after the last one that came, else at the token. The last
         # one *received* and not the last handed out: those between wait here and stay valid.
         self._last: Any = None
         self._token = token
+        # Whether the user has said where to begin; else a state may yet be loaded.
         self._has_position = token is not None or options.rejoins
         # How many rounds are left out at the token: once, as the server's answer says it from then
         # on.
@@ -127,13 +126,19 @@ class ClientSession:
         self._protocol = Session(CONSUMER)
         self.rejoins = options.rejoins
         """Whether this consumer comes back alone, wherever the other queues stand."""
-        self.has_ended = False
-        """Whether all batches have come; the user may still hold some."""
+        # What the feed has been to this consumer: it has not run for it yet, it has, or all batches
+        # have come.
+        self._course: Literal["new", "run", "over"] = "new"
 
     @property
     def state(self) -> str:
         """The state of the protocol."""
         return self._protocol.state
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all batches have come; the user may still hold some."""
+        return self._course == "over"
 
     @property
     def holds_lease(self) -> bool:
@@ -178,7 +183,7 @@ class ClientSession:
         self._inbox.clear(number)
         self._last, self._token, self._has_position = None, token, True
         self._skip = self._options.skip
-        self.rejoins, self._has_run, self.has_ended = self._options.rejoins, False, False
+        self.rejoins, self._course = self._options.rejoins, "new"
         self._ended, self._dealt = (), {}
         return self._open_anew("another state was loaded")
 
@@ -188,7 +193,7 @@ class ClientSession:
         A consumer for which the feed has not run yet starts with all others, and is waited for. If
         it came back instead, nobody would wait long for the queues that are still missing.
         """
-        self.rejoins |= bool(self._has_run or self.has_ended or self._ended)
+        self.rejoins |= self._course != "new" or bool(self._ended)
 
     def rejoins_after(self, error: FeedError) -> bool:
         """Ask again as one that comes back, where a start was refused because the others went on.
@@ -299,7 +304,7 @@ class ClientSession:
             case say.Spec():
                 # The columns come when the feed begins, so this consumer was part of a start.
                 self._warn_of_uneven()
-                self._has_run = True
+                self._course = "over" if self.has_ended else "run"
                 self._lease.set_spec(message)
             case say.Arena():
                 self._lease.data_path.add_arena(message)
@@ -389,10 +394,15 @@ class ClientSession:
             self.refuse_requests(str(error))
         return error
 
+    def _is_new(self, warning: str) -> bool:
+        """Whether a warning was not given before."""
+        is_new = warning not in self._warned
+        self._warned.add(warning)
+        return is_new
+
     def _warn_of_uneven(self) -> None:
         """Warn once where trainers that wait for each other at each batch may wait for ever."""
-        if not self._has_told_uneven and self._lease.identity.may_be_uneven:
-            self._has_told_uneven = True
+        if self._lease.identity.may_be_uneven and self._is_new("uneven"):
             logger.warning(
                 "feed %r: its queues get unequal numbers of batches where the last round is not "
                 "complete, and a trainer that waits for all others then waits for ever; "
@@ -414,8 +424,7 @@ class ClientSession:
     def _check_fits(self, tokens: tuple[bytes, ...]) -> None:
         """Warn once where a position with its leftover rows is too long to ask another server."""
         why = self._why_too_long(len(tokens[-1]) + _BESIDE_BYTES)
-        if why is not None and not self._has_warned:
-            self._has_warned = True
+        if why is not None and self._is_new("too long"):
             logger.warning("consumer: it could not go on when this server is lost: %s", why)
 
     def _take_state(self, message: say.State) -> None:
@@ -433,7 +442,7 @@ class ClientSession:
     def _take_end(self, message: say.End) -> None:
         # The end has a position of its own: who comes back with it is sent nothing more.
         self._last, self._token = None, message.token
-        self.has_ended = True
+        self._course = "over"
         position: Any = RemotePosition(self._lease.identity, message.token)
         self._inbox.batches.finish(position)
         point("consumer.end")
