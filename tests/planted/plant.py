@@ -127,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     bugs = [bug for bug in BUGS.values() if bug.tests]
     bugs = [bug for bug in bugs if options.only in bug.name or options.only in bug.file]
+    if not bugs:
+        parser.error(f"no bug that tests catch has {options.only!r} in its name or file")
     if options.list:
         for bug in bugs:
             print("\n    ".join((bug.name, bug.at, *bug.tests)))
