@@ -445,6 +445,10 @@ def alike(draw: st.DrawFn) -> Program:
 # ---- and what becomes of them
 
 
+COUNTS = Counter[str]()
+"""What has happened in the programs of this process."""
+
+
 def take(device: Any, interrupts: list[int]) -> feeder.Batch | None:
     """The next batch of a device, which is asked for again where an interrupt comes: after so many
     moments at which the interpreter looks for signals, when it has called a function, or one that
@@ -465,6 +469,7 @@ def take(device: Any, interrupts: list[int]) -> feeder.Batch | None:
         return next(device, None)
     except Interrupt:
         sys.setprofile(None)
+        COUNTS["interrupts"] += 1
         return next(device, None)
     finally:
         sys.setprofile(None)
