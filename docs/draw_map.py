@@ -43,7 +43,7 @@ SERVED = [
     *MADE,
     "feeder/service/memory/arena.py",
     "feeder/service/memory/memfd.py",
-    "feeder/service/server/run.py",
+    "feeder/service/server/outbox.py",
     "feeder/service/server/group.py",
     "feeder/service/server/delivery.py",
     "feeder/service/server/io_loop.py",

@@ -32,7 +32,7 @@ from feeder.errors import ConfigError
 from feeder.service.client import connect as connecting
 from feeder.service.client import consumer as consumers
 from feeder.service.client.io_loop import ClientLoop
-from feeder.service.server.run import begin_at, make_coordinator, make_feed_factories
+from feeder.service.server.factory import begin_at, make_coordinator, make_feed_factories
 from simulation.faults import Plan
 from simulation.network import Link
 from simulation.process import Process

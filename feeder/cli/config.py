@@ -58,7 +58,7 @@ def check(arguments: argparse.Namespace) -> int:
     from feeder.cli.config import advise
     from feeder.config import memory_bytes
     from feeder.config_file.build import build_checkpointing, build_coordinator, locating
-    from feeder.service.server.run import make_feed_factories
+    from feeder.service.server.factory import make_feed_factories
     from feeder.service.server.serve import check_arguments
 
     settings = flags.read(arguments, arguments.file)

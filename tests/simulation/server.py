@@ -14,9 +14,10 @@ from feeder.errors import FeedError, ProtocolError
 from feeder.service.net.security import Event
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.membership import RETURN_S, State
+from feeder.service.server.factory import FeedFactory
 from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
-from feeder.service.server.run import FeedFactory, ServedFeed
+from feeder.service.server.run import ServedFeed
 from simulation.faults import Plan
 from simulation.network import DescriptorListener, Router, Waker
 from simulation.process import Process

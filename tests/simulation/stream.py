@@ -16,7 +16,7 @@ import numpy as np
 
 import feeder
 from feeder.service.memory.arena import ArenaSlots
-from feeder.service.server.run import FeedFactory
+from feeder.service.server.factory import FeedFactory
 from feeder.workers.enqueuer import DeviceQueue, RoundRobinRouter
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.bound import Held

@@ -35,15 +35,15 @@ from feeder.service.net.kernel import check_limit
 from feeder.service.net.keys import ServerKeys
 from feeder.service.net.listener import open_listeners
 from feeder.service.net.security import Security
-from feeder.service.server.group import ConsumerGroup
-from feeder.service.server.io_loop import ServerLoop
-from feeder.service.server.run import (
+from feeder.service.server.factory import (
     FeedFactory,
-    ServedFeed,
     begin_at,
     make_coordinator,
     make_feed_factories,
 )
+from feeder.service.server.group import ConsumerGroup
+from feeder.service.server.io_loop import ServerLoop
+from feeder.service.server.run import ServedFeed
 from feeder.state.snapshot import Snapshot
 from feeder.waking import Waker
 from feeder.workers import forks

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from feeder.service.server.run import FeedFactory
+from feeder.service.server.factory import FeedFactory
 from feeder.state.snapshot import StreamState
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import LazyPosition

@@ -9,7 +9,7 @@ import pytest
 from feeder.errors import FeedError
 from feeder.service.client.stats import ConsumerStats
 from feeder.service.protocol.messages import Report
-from feeder.service.server.run import Outbox
+from feeder.service.server.outbox import Outbox
 from feeder.service.server.stats import FeedStats, QueueStats
 
 QUIET = Report(0.0, 0.0, 0, 0)

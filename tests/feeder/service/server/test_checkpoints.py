@@ -17,8 +17,8 @@ from conformance.served import reading, serving
 from feeder.checkpoint.store import CheckpointStore
 from feeder.service.client import io_loop
 from feeder.service.protocol import messages as say
+from feeder.service.server.factory import FeedFactory
 from feeder.service.server.io_loop import ServerLoop
-from feeder.service.server.run import FeedFactory
 from feeder.service.server.serve import Server
 from feeder.service.server.watermark import LowWatermark
 from feeder.workers.stream.position import LazyPosition

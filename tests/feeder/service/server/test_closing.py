@@ -13,7 +13,8 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, serving
 from feeder.service.server import run as served_feeds
-from feeder.service.server.run import Outbox, ServedFeed
+from feeder.service.server.outbox import Outbox
+from feeder.service.server.run import ServedFeed
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.stats import Stopwatch
 from feeds import make

@@ -32,7 +32,7 @@ from feeder.service.net.security import read_event
 from feeder.service.protocol import messages as say
 from feeder.service.server import io_loop as serving_module
 from feeder.service.server.io_loop import ServerLoop
-from feeder.service.server.run import Laggard
+from feeder.service.server.outbox import Laggard
 from feeder.workers.stream import copying
 from feeds import Record, assert_same, expected, make, note
 from fetches import make_fetch

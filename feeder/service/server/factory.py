@@ -1,0 +1,262 @@
+"""The settings of a served feed, made anew each time that the feed has to go back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from feeder.checkpoint.resuming import Found, find_position
+from feeder.checkpoint.store import CheckpointStore
+from feeder.config import FeedConfig, deal_to, run_on
+from feeder.errors import ConfigError, ResumeError
+from feeder.feeds.coordinator import Coordinator
+from feeder.service.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
+from feeder.state.positions import Positions
+from feeder.state.snapshot import Snapshot, StreamState
+from feeder.state.state_dict import unpack_position
+from feeder.workers.fetch.resuming import Resume
+from feeder.workers.stream.position import Cut, Partitions
+from feeder.workers.stream.rounds import Counting
+
+
+class FeedFactory:
+    """Makes the settings of one feed, each time with a fetch function that nobody has called yet.
+
+    Given the user's factory it calls that each time. Given a coordinator it has one fetch function
+    only, which can be used again where it can be put back: `fetch(call)`, or a function with cursor
+    and seek. `make` is called by the feed's own thread. Everything else is fixed before the server
+    listens, so any thread may read it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        coordinator: Coordinator,
+        factory: Callable[[], Any] | None,
+        queues: int | None,
+        replicas: int = 1,
+        executor: Any = None,
+    ) -> None:
+        self.name = name
+        self._executor = executor
+        self.replicas = replicas
+        """How many consumers are given the batches of each queue."""
+        self._user_factory = factory
+        self._queues = queues
+        # Made already and not used yet: a factory is slow to call twice for one start.
+        self._next: Coordinator | None = coordinator
+        self._is_older = False
+        self.positions = Positions(self._config(coordinator), 0)
+        """Finds and encodes the feed's positions; those of an earlier format of its source once it
+        went on from one."""
+        self.origin: Resume | None = None
+        """Where consumers without a position begin; None for the start of the feed."""
+        _check_names(name, self.config.stream.names)
+        if self.num_seats > MAX_ITEMS:
+            num, shared = len(self.config.devices), f" with {replicas} replicas" * (replicas > 1)
+            raise ConfigError(
+                f"feed {name!r} has {num} queues{shared}, expected at most {MAX_ITEMS}"
+            )
+        if self.config.stream.order == "arrival" and len(self.config.devices) > 1:
+            raise ConfigError(
+                f"feed {name!r} has order='arrival' and {len(self.config.devices)} queues: what "
+                "each is dealt could not be repeated; serve it with one queue"
+            )
+        if coordinator[name].streams[0].started:
+            self._take_over(coordinator)
+
+    def _take_over(self, coordinator: Coordinator) -> None:
+        """Stop a feed that runs in this process already, to serve it from where its user stands."""
+        stream, spec = coordinator[self.name].streams[0], self.config.stream
+        if not (spec.pure or spec.seekable):
+            raise ConfigError(
+                f"feed {self.name!r} is started already, and its fetch function cannot be put "
+                "back; serve it before it is started, or serve a factory"
+            )
+        position = Snapshot((stream.state(with_rows=True),))
+        if not coordinator.stop(self.name):
+            raise ConfigError(f"feed {self.name!r} is started already, and does not stop")
+        # Its fetch function has been called, so `make` has to put it back like any other time.
+        self._next = None
+        self.begin_at(position)
+
+    @property
+    def config(self) -> FeedConfig:
+        """The feed's settings."""
+        return self.positions.config
+
+    @property
+    def num_seats(self) -> int:
+        """How many consumers it has: one for each replica of each queue."""
+        return len(self.config.devices) * self.replicas
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the feed can be made again at an earlier position."""
+        stream = self.config.stream
+        # New processes begin with the function as it was given.
+        is_renewed = self._user_factory is not None or self.config.run.executor is not None
+        return is_renewed or stream.pure or stream.seekable
+
+    def _config(self, coordinator: Coordinator) -> FeedConfig:
+        streams = coordinator[self.name].streams
+        if len(streams) != 1:
+            raise ConfigError(
+                f"feed {self.name!r} was made by {len(streams)} calls, one per device; a served "
+                "feed is one stream, dealt out: make it with devices=N, or serve it with queues=N"
+            )
+        config = streams[0].config
+        num = len(config.devices) if self._queues is None else self._queues
+        config = deal_to(config, tuple(f"queue:{i}" for i in range(num)))
+        return run_on(config, self._executor)
+
+    def begin_at(self, position: Snapshot | bytes | None, skip: int = 0) -> None:
+        """Let consumers without a position begin so many rounds after it, or after the start of the
+        feed. Raises `ResumeError`."""
+        at = self._start() if position is None else self._find_in(position)
+        if at.cut.dealing is None and position is not None:
+            self.positions.check_round(at.cut)
+        self.origin = self.positions.deal(at, skip=skip)
+
+    def find(self, token: bytes | None, *, rejoins: bool, skip: int = 0) -> Resume | None:
+        """Where a consumer begins, given its position or None, and how many rounds later. Raises
+        `ResumeError`.
+
+        The stored position is for all who start together. A consumer that comes back alone without
+        a position was lost before it had saved one: its model has seen nothing, so it begins at the
+        start.
+        """
+        if token is not None:
+            position = unpack_position(token, most_header_bytes=HEADER_BYTES)
+            found = self._find_in(position)
+            self.positions.tell_of_dealing(found.cut)
+            return self.positions.deal(found, skip=skip)
+        found_at = None if rejoins else self.origin
+        if not skip:
+            return found_at
+        return self.positions.deal(found_at or self._start(), skip=skip)
+
+    def _find_in(self, position: Snapshot | bytes) -> Resume:
+        found = self.positions.find_in(position)
+        if found.is_older and self.positions.older is not None:
+            self._is_older, self.positions = True, self.positions.older
+        return found
+
+    def _start(self) -> Resume:
+        return Resume(cut=self.start_cut(), rows=(), columns=None)
+
+    @property
+    def counting(self) -> Counting:
+        """How rounds are counted from the origin on."""
+        return self.positions.counting(None if self.origin is None else self.origin.cut)
+
+    def start_state(self) -> StreamState:
+        """Where consumers without a position begin, with leftover rows where these are known."""
+        return self.state(self.origin)
+
+    def state(self, resume: Resume | None, *, with_rows: bool = True) -> StreamState:
+        """The state at a position that a consumer came with, or at the start of the stream."""
+        at = resume or self._start()
+        return self.positions.state(at.cut, at.rows, at.columns, with_rows=with_rows)
+
+    def start_cut(self) -> Cut:
+        """The start of the feed's stream."""
+        stream = self.config.stream
+        arrival = stream.order == "arrival"
+        partitions = Partitions.of(stream.num_workers, pure=stream.pure, arrival=arrival)
+        return Cut(
+            epoch=0, index=0, step=0, finished=False, position=partitions.origin(), leftover=None,
+            encode=self.positions.id.encode,
+        )  # fmt: skip
+
+    def token(self, resume: Resume | None) -> bytes:
+        """The same as bytes for messages: a token, or a snapshot where leftover rows go with it."""
+        state = self.state(resume, with_rows=False)
+        return state.token if state.rows is None else bytes(Snapshot((state,)))
+
+    def make(self, resume: Resume | None) -> FeedConfig:
+        """The settings, with a fetch function that stands where `resume` needs it. Raises
+        `ResumeError` where there is none, and what the factory or `init_fun` raises."""
+        coordinator, self._next = self._next, None
+        # The stages from cheap to dear: what is at hand, the user's factory, the same function.
+        if coordinator is None and self._user_factory is not None:
+            coordinator = make_coordinator(self._user_factory)
+        if coordinator is None:
+            if not self.goes_back:
+                raise ResumeError(
+                    f"feed {self.name!r} has to go back, and its fetch function can only be put "
+                    "back by a new one: serve a factory (MODULE:FUNCTION) instead of a "
+                    "coordinator, give the function cursor(worker_id) and seek(worker_id, "
+                    "cursor), or use fetch(call)"
+                )
+            return self.config
+        try:
+            config = self._config(coordinator)
+            if self._is_older:
+                config = config.as_it_was() or config
+            if config.init_fun is not None:
+                config.init_fun(coordinator[self.name], coordinator)
+        except BaseException:
+            # Nobody has called the fetch function, so it is still good for the next attempt.
+            self._next = coordinator
+            raise
+        return config
+
+
+def _check_names(feed: str, columns: Sequence[str]) -> None:
+    """Check that messages can hold these names. Raises `ConfigError`."""
+    if len(columns) > MAX_ITEMS:
+        raise ConfigError(
+            f"feed {feed!r} has {len(columns)} columns, expected at most {MAX_ITEMS}; a served "
+            "batch holds no more: stack them"
+        )
+    for kind, name in [("feed", feed), *(("column", column) for column in columns)]:
+        # Surrogates stand for bytes that are no text, as in names of files; UTF-8 has none.
+        if len(name) > MAX_NAME or name != name.encode(errors="ignore").decode():
+            raise ConfigError(
+                f"{kind} name {name[:50]!r} has {len(name)} characters, expected at most "
+                f"{MAX_NAME}, all of which UTF-8 has; what is served is told of by name"
+            )
+
+
+def make_feed_factories(
+    coordinator: Coordinator, factory: Callable[[], Any] | None, queues: int | None,
+    replicas: int = 1, executor: Any = None,
+) -> list[FeedFactory]:  # fmt: skip
+    """A `FeedFactory` for each feed of a coordinator. Raises `ConfigError`."""
+    names = list(coordinator)
+    if not names:
+        raise ConfigError("the coordinator has no feed to serve; add one first")
+    return [FeedFactory(name, coordinator, factory, queues, replicas, executor) for name in names]
+
+
+def begin_at(
+    factories: list[FeedFactory], resume: Any, store: CheckpointStore | None, skip: int
+) -> None:
+    """Let consumers without a position begin so many rounds after the position that `resume` names.
+    Raises `ResumeError` where it does not fit, and `CheckpointError`."""
+    found = Found(None, "") if resume is None else find_position(resume, store)
+    with found.named():
+        for factory in factories:
+            rounds = skip + factory.config.skip
+            if found.position is not None or rounds:
+                factory.begin_at(found.position, rounds)
+
+
+def make_coordinator(factory: Callable[[], Any]) -> Coordinator:
+    """The coordinator that a user's factory makes; raises `ConfigError` where it makes none."""
+    made = factory()
+    if not isinstance(made, Coordinator):
+        raise ConfigError(
+            f"{getattr(factory, '__name__', factory)!r} returned {type(made).__name__}, expected "
+            "a Coordinator, as init_data_input_workers returns it"
+        )
+    if made.is_default:
+        # It would find the feed of its last call there, at the second connection.
+        made.stop()
+        raise ConfigError(
+            f"{getattr(factory, '__name__', factory)!r} adds its feeds to the coordinator of the "
+            "process, and is called again when a feed goes back: give init_data_input_workers "
+            "coordinator=feeder.Coordinator()"
+        )
+    return made
