@@ -14,6 +14,7 @@ import pytest
 from msgspec import Meta
 
 import feeder
+from docs.pages import ROOT, script
 from feeder.cli import flags
 from feeder.config_file import keys
 from feeder.config_file.build import locating
@@ -104,6 +105,18 @@ def test_one_parameter_more_is_a_flag(capsys: pytest.CaptureFixture[str]) -> Non
     assert "argument --burst: '65' is not a whole number from 1 to 64" in capsys.readouterr().err
     told = " ".join(parser.format_help().split())
     assert told.endswith("--burst BURST batches that leave at a time (default: 8)")
+
+
+@pytest.mark.usefixtures("wider")
+def test_one_parameter_more_is_on_the_page() -> None:
+    before = (ROOT / "docs/settings.md").read_text()
+    after = script("write_settings").written(before)
+    row = (
+        "| `burst` | `8` | Batches that leave at a time (default: 8). Of many, each waits longer. "
+        "See [tuning](tuning.md#buffers). |\n"
+    )
+    assert after.count(row) == len(FRONT_DOORS)
+    assert after.replace(row, "") == before
 
 
 # ---- the kinds of settings
