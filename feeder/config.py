@@ -1,4 +1,4 @@
-"""The settings of a feed, checked before anything is started."""
+"""The settings of a feed: what they mean together, before anything is started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -16,12 +16,10 @@ import numpy as np
 from feeder.errors import ConfigError
 from feeder.executors.options import Executor, Processes, RayActors, Threads, executor_of, resolve
 from feeder.state import codec
-from feeder.workers.spec import LastBatch, LastRound, Order, Rounds, RunSpec, StreamSpec
+from feeder.workers.spec import RunSpec, StreamSpec
 
-# What a wait of the operating system can still count.
-_MAX_SECONDS = 1e9
 # Far above what any machine runs: a number of too many digits is refused, and takes no memory.
-_MOST_THREADS, _MOST_WORKERS, _MOST_DEVICES = 4096, 2**16, 4096
+MOST_THREADS, MOST_WORKERS, _MOST_DEVICES = 4096, 2**16, 4096
 # Where a bound on memory is not set: enough for any batch, and small beside a training host's
 # memory.
 _MOST_DEFAULT_BYTES = 2**30
@@ -76,7 +74,8 @@ class FeedConfig(NamedTuple):
 
 
 def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig:
-    """Check the keyword arguments of `init_data_input_workers`; raises `ConfigError`."""
+    """Make a feed's settings of the arguments of `init_data_input_workers`, of which each has been
+    checked by itself; raises `ConfigError`."""
     names = _names(settings["input_blob_names"])
     executor = executor_of(settings["executor"])
     fetch = given = settings["fetch_fun"]
@@ -92,31 +91,31 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         names=names,
         axes=_axes(settings["batch_columns"], len(names)),
         batch_size=_batch_size(settings, len(devices)),
-        num_workers=_count(settings, "num_worker_threads", most=_MOST_WORKERS),
+        num_workers=settings["num_worker_threads"],
         first_worker_id=first_worker_id,
-        seed=_count(settings, "seed", least=0, most=2**64 - 1),
-        epochs=_optional_count(settings, "epochs"),
-        last_batch=_choice(settings, "last_batch", LastBatch),
-        last_round=_choice(settings, "last_round", LastRound),
-        order=_choice(settings, "order", Order),
-        dont_rebatch=_flag(settings, "dont_rebatch"),
-        repeatable=_flag(settings, "repeatable"),
-        rounds=_choice(settings, "rounds", Rounds),
-        global_batch_size=_optional_count(settings, "global_batch_size"),
+        seed=settings["seed"],
+        epochs=settings["epochs"],
+        last_batch=settings["last_batch"],
+        last_round=settings["last_round"],
+        order=settings["order"],
+        dont_rebatch=settings["dont_rebatch"],
+        repeatable=settings["repeatable"],
+        rounds=settings["rounds"],
+        global_batch_size=settings["global_batch_size"],
     )
     _check_together(stream)
     run = _run(settings, stream, executor, given)
     _check_rows_per_call(stream, run.rows_per_call)
     return FeedConfig(
-        name=_text(settings, "input_source_name"),
+        name=settings["input_source_name"],
         devices=devices,
-        version=_text(settings, "version", empty=True),
+        version=settings["version"],
         stream=stream,
         run=run,
-        max_buffered_batches=_count(settings, "max_buffered_batches"),
-        depth=_count(settings, "depth", least=0, most=1024),
-        skip=_count(settings, "skip", least=0),
-        init_fun=_callable_or_none(settings, "init_fun"),
+        max_buffered_batches=settings["max_buffered_batches"],
+        depth=settings["depth"],
+        skip=settings["skip"],
+        init_fun=settings["init_fun"],
         external_loggers=_loggers(settings["external_loggers"]),
     )
 
@@ -178,15 +177,17 @@ def _check_rows_per_call(stream: StreamSpec, rows: int | None) -> None:
 
 def _batch_size(settings: Mapping[str, Any], num_devices: int) -> int:
     """Rows per batch, as they are given or as one device's share of a round."""
-    if settings["global_batch_size"] is None:
-        return _count(settings, "batch_size")
-    if settings["batch_size"] is not None:
+    size, of_all = settings["batch_size"], settings["global_batch_size"]
+    if size is not None and of_all is not None:
         raise ConfigError(
-            f"batch_size is {settings['batch_size']!r} and global_batch_size is "
-            f"{settings['global_batch_size']!r}, expected one of the two: the first follows from "
-            "the second"
+            f"batch_size is {size} and global_batch_size is {of_all}, expected one of the two: the "
+            "first follows from the second"
         )
-    return _share(_count(settings, "global_batch_size"), num_devices)
+    if of_all is not None:
+        return _share(of_all, num_devices)
+    if size is None:
+        raise ConfigError("batch_size is None, expected a whole number >= 1")
+    return int(size)
 
 
 def _share(size: int, num_devices: int) -> int:
@@ -239,9 +240,7 @@ def _run(
     settings: Mapping[str, Any], stream: StreamSpec, executor: Executor | None,
     fetch: Any,
 ) -> RunSpec:  # fmt: skip
-    is_told = settings["max_buffered_bytes"] is not None
-    max_bytes = _count(settings, "max_buffered_bytes") if is_told else default_bytes()
-    retries = _count(settings, "retries", least=0)
+    max_bytes, retries = settings["max_buffered_bytes"], settings["retries"]
     if retries and not (stream.pure or stream.seekable):
         raise ConfigError(
             f"retries is {retries}: a call can only be made again by a pure fetch(call), or where "
@@ -249,20 +248,20 @@ def _run(
         )
     return RunSpec(
         num_threads=_num_threads(settings, stream, executor),
-        max_rows=_count(settings, "max_buffered_batches") * stream.batch_size,
-        max_bytes=max_bytes,
+        max_rows=settings["max_buffered_batches"] * stream.batch_size,
+        max_bytes=max_bytes or default_bytes(),
         # A bound that somebody has set holds from the first chunk on. The default lets all workers
         # begin at once: most chunks are far smaller, and a feed should not begin slowly for it.
-        guess_bytes=max_bytes if is_told else 0,
-        timeout_s=_seconds(settings, "timeout", zero=False),
+        guess_bytes=max_bytes or 0,
+        timeout_s=settings["timeout"],
         retries=retries,
-        retry_backoff_s=_seconds(settings, "retry_backoff_s", zero=True),
-        writable=_flag(settings, "writable"),
+        retry_backoff_s=settings["retry_backoff_s"],
+        writable=settings["writable"],
         debug=os.environ.get("FEEDER_DEBUG", "") not in ("", "0"),
         encode_cursor=codec.pack,
         decode_cursor=codec.unpack,
         executor=_executor(executor, stream, fetch),
-        rows_per_call=_optional_count(settings, "rows_per_call"),
+        rows_per_call=settings["rows_per_call"],
     )
 
 
@@ -282,14 +281,14 @@ def _num_threads(settings: Mapping[str, Any], stream: StreamSpec, executor: Exec
         num = executor.num if isinstance(executor, Processes) else executor.most
         most = num + max(min(num, _MOST_AHEAD), num // _AHEAD_SHARE)
         return most if stream.pure else min(most, stream.num_workers)
-    if num_threads is None and stream.num_workers <= _MOST_THREADS:
+    if num_threads is None and stream.num_workers <= MOST_THREADS:
         return stream.num_workers
     if num_threads is None:
         raise ConfigError(
             f"num_worker_threads is {stream.num_workers}, and each worker would have a thread, "
-            f"expected at most {_MOST_THREADS}; give num_threads"
+            f"expected at most {MOST_THREADS}; give num_threads"
         )
-    return _count(settings, "num_threads", most=_MOST_THREADS)
+    return int(num_threads)
 
 
 def _executor(executor: Executor | None, stream: StreamSpec, fetch: Any) -> Any:
@@ -438,60 +437,6 @@ def _devices(devices: Any) -> tuple[str, ...]:
     if len(set(devices)) != len(devices):
         raise ConfigError(f"devices is {tuple(devices)!r}, expected none of them twice")
     return tuple(devices)
-
-
-def _count(
-    settings: Mapping[str, Any], name: str, *, least: int = 1, most: int | None = None
-) -> int:
-    value = settings[name]
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < least:
-        raise ConfigError(f"{name} is {value!r}, expected a whole number >= {least}")
-    if most is not None and value > most:
-        raise ConfigError(f"{name} is {value!r}, expected a whole number <= {most}")
-    return int(value)
-
-
-def _optional_count(settings: Mapping[str, Any], name: str) -> int | None:
-    return None if settings[name] is None else _count(settings, name)
-
-
-def _seconds(settings: Mapping[str, Any], name: str, *, zero: bool) -> float:
-    value = settings[name]
-    sound = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not sound or not (value > 0 or (zero and value == 0)) or value > _MAX_SECONDS:
-        sign = ">=" if zero else ">"
-        raise ConfigError(
-            f"{name} is {value!r}, expected a number of seconds {sign} 0 and <= {_MAX_SECONDS:.0f}"
-        )
-    return float(value)
-
-
-def _choice(settings: Mapping[str, Any], name: str, choices: Any) -> Any:
-    value, allowed = settings[name], get_args(choices)
-    if not isinstance(value, str) or value not in allowed:
-        raise ConfigError(f"{name} is {value!r}, expected one of {allowed!r}")
-    return value
-
-
-def _flag(settings: Mapping[str, Any], name: str) -> bool:
-    if not isinstance(settings[name], bool):
-        raise ConfigError(f"{name} is {settings[name]!r}, expected True or False")
-    return bool(settings[name])
-
-
-def _text(settings: Mapping[str, Any], name: str, *, empty: bool = False) -> str:
-    value = settings[name]
-    if not isinstance(value, str) or not (value or empty):
-        raise ConfigError(f"{name} is {value!r}, expected a string")
-    return value
-
-
-def _callable_or_none(settings: Mapping[str, Any], name: str) -> Any:
-    value = settings[name]
-    if value is not None and not callable(value):
-        raise ConfigError(f"{name} is {value!r}, expected a function, or None")
-    return value
 
 
 def _loggers(loggers: Any) -> tuple[Any, ...]:

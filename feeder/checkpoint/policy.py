@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import ConfigError
+from feeder.settings import Seconds, check
 from feeder.workers.public import public
 
 KEEP = 3
@@ -24,16 +28,18 @@ class Checkpointing:
 
     store: CheckpointStore | str | os.PathLike[str]
     """The store, or its path or URL: then the newest three stay."""
-    every_batches: int | None = None
+    every_batches: Annotated[int, Meta(ge=1, description="a whole number from 1 on")] | None = None
     """Number of batches of each feed after which its position is stored: exactly there, so that
     nodes that do the same steps are cut at the same ones. With several devices at the end of that
     round."""
-    every_s: float | None = None
+    every_s: Seconds | None = None
     """Seconds after which it is stored, where batches were handed out in between."""
     on_sigterm: bool = False
     """Whether it is stored when the process is told to end, which then takes its course; a second
     signal does not wait for it. The coordinator has to be started in the main thread."""
-    on_save_error: str = "warn"
+    on_save_error: Annotated[
+        str, Literal["warn", "raise"], Meta(description="'warn' or 'raise'")
+    ] = "warn"
     """What a failed save means: "warn" is a line in the log and a count, and feeding goes on;
     "raise" ends the feeds with the error in place of their next batch. Only what input and output
     can do counts; anything else ends them in any case."""
@@ -47,19 +53,9 @@ class Checkpointing:
                 )
             # Frozen: made once, here, so that a policy names its store from the start.
             object.__setattr__(self, "store", CheckpointStore(self.store, keep=KEEP))
-        every = self.every_batches
-        if every is not None and (type(every) is not int or every < 1):
-            raise ConfigError(f"every_batches is {every!r}, expected a whole number from 1 on")
-        if self.every_s is not None and (
-            type(self.every_s) not in (int, float) or not 0 < self.every_s <= 1e9
-        ):
-            raise ConfigError(f"every_s is {self.every_s!r} s, expected more than 0, at most 1e9")
-        if type(self.on_sigterm) is not bool:
-            raise ConfigError(f"on_sigterm is {self.on_sigterm!r}, expected True or False")
-        if self.on_save_error not in ("warn", "raise"):
-            raise ConfigError(
-                f"on_save_error is {self.on_save_error!r}, expected 'warn' or 'raise'"
-            )
+        given = {name: getattr(self, name) for name in self.__slots__}
+        for name, value in check(Checkpointing.__init__, given).items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, checkpoints: object) -> Checkpointing:

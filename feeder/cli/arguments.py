@@ -22,7 +22,7 @@ def address(text: str) -> str:
     return text
 
 
-def count(low: int, high: int | None = None) -> Callable[[str], int]:
+def count(low: float, high: float | None = None) -> Callable[[str], int]:
     """A type: a whole number from `low` to `high`."""
     wanted = f"a whole number from {low} " + ("on" if high is None else f"to {high}")
 

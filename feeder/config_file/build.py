@@ -12,8 +12,7 @@ from typing import Any
 from feeder import sources
 from feeder.api import init_data_input_workers
 from feeder.checkpoint.policy import Checkpointing
-from feeder.checkpoint.store import CheckpointStore
-from feeder.config_file.keys import feed_keys, unknown
+from feeder.config_file.keys import checkpointing, expected, feed_keys, unknown
 from feeder.config_file.objects import load_setting, told
 from feeder.config_file.settings import DEFAULT, OPTIONS, Settings, Table
 from feeder.errors import ConfigError
@@ -41,9 +40,7 @@ def build_checkpointing(table: Table) -> Checkpointing | None:
     with locating(table):
         if values["url"] is None:
             _check_unstored(table)
-            return None
-        store = CheckpointStore(values["url"], keep=values["keep"])
-        return Checkpointing(store, every_s=values["every_s"])
+        return checkpointing(**values)
 
 
 def _check_unstored(table: Table) -> None:
@@ -60,7 +57,7 @@ def _check_unstored(table: Table) -> None:
 def _add(coordinator: Coordinator, name: str, table: Table) -> None:
     for key in feed_keys().values():
         if key.name not in table and key.name != "options":
-            raise ConfigError(f"{key.name} is missing, expected {key.expected}")
+            raise ConfigError(f"{key.name} is missing, expected {expected(key)}")
     values = {key: setting.value for key, setting in table.items() if not key.startswith(OPTIONS)}
     fetch, source = values.pop("fetch"), values.pop("source")
     if (init_fun := values["init_fun"]) is not None:
@@ -68,9 +65,8 @@ def _add(coordinator: Coordinator, name: str, table: Table) -> None:
             "init_fun", init_fun, "a function init_fun(feed, coordinator)"
         )
     if (loggers := values["external_loggers"]) is not None:
-        expected = "an object with log(dict)"
         values["external_loggers"] = [
-            load_setting("external_loggers", text, expected) for text in loggers
+            load_setting("external_loggers", text, "an object with log(dict)") for text in loggers
         ]
     values["fetch_fun"] = _fetch(fetch, source, table)
     init_data_input_workers(**values, input_source_name=name, coordinator=coordinator)

@@ -1,16 +1,15 @@
-"""The keys of a configuration with their types and defaults, read from the signatures.
+"""The keys of a configuration: the parameters of the functions that take its tables.
 
 A file can thus not fall behind the code: a new keyword argument is a new key."""
 
 from __future__ import annotations
 
 import collections.abc
-import inspect
 import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -18,74 +17,54 @@ from typing import Any
 import msgspec
 
 from feeder.api import init_data_input_workers
-from feeder.checkpoint.policy import KEEP
+from feeder.checkpoint.policy import KEEP, Checkpointing
+from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import ConfigError
 from feeder.service.server.serve import SAVE_EVERY_S, serve
-
-REQUIRED = inspect.Parameter.empty
-"""The default of a key that has none."""
+from feeder.settings import Parameter, PositiveInt, Seconds, parameters, parts
 
 _WORDS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "a text",
-    type(None): "inf",
+    types.NoneType: "inf",
 }
-
-
 _EXECUTOR = dict[str, Any] | str | None
 """A text as "processes:4", or a table as {processes = 4, preload = ["numpy"]}."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """One key that a table may have."""
-
-    name: str
-    """Its name, that of the keyword argument."""
-    type: Any
-    """The type that its value is converted to."""
-    default: Any
-    """Its value where nobody gives one."""
-
-    @property
-    def expected(self) -> str:
-        """The values that it takes, in words."""
-        return " or ".join(_word(part) for part in _parts(self.type))
-
-    def convert(self, value: Any) -> Any:
-        """The value, of the key's type; inf is None where a key may be None, for which TOML has
-        no word. Raises `ConfigError`."""
-        # TOML has no null; where a setting may be None, None means "no bound", so inf stands for
-        # it.
-        if value == float("inf") and _allows(self.type, type(None)):
-            return None
-        try:
-            return msgspec.convert(value, self.type)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{self.name} is {value!r}, expected {self.expected}") from error
-
-    def parse(self, text: str) -> Any:
-        """The value that a text of the environment stands for: what TOML takes it for where that
-        fits the key, else the text itself, or its parts between commas. Raises `ConfigError`."""
-        # The environment has texts alone: "8" is a number where the key wants one, and "8" itself
-        # where it wants a text.
-        try:
-            return self.convert(tomllib.loads(f"value = {text}")["value"])
-        except (tomllib.TOMLDecodeError, RecursionError, ConfigError):
-            listed = _allows(self.type, collections.abc.Sequence)
-            is_list = listed and ("," in text or not _allows(self.type, str))
-            return self.convert(text.split(",") if is_list else text)
+def expected(key: Parameter) -> str:
+    """The values that a key takes, in words."""
+    return " or ".join(_word(part) for part in parts(key.type))
 
 
-def _parts(kind: Any) -> tuple[Any, ...]:
-    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return typing.get_args(kind) if is_union else (kind,)
+def convert(key: Parameter, value: Any) -> Any:
+    """The value, of the key's type; inf is None where a key may be None, which means "no
+    bound" and for which TOML has no word. Raises `ConfigError`."""
+    if value == float("inf") and allows(key, types.NoneType):
+        return None
+    try:
+        return msgspec.convert(value, key.type)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{key.name} is {value!r}, expected {expected(key)}") from error
 
 
-def _allows(kind: Any, one: Any) -> bool:
-    return any(one in (part, typing.get_origin(part)) for part in _parts(kind))
+def parse(key: Parameter, text: str) -> Any:
+    """The value that a text of the environment stands for: what TOML takes it for where that fits
+    the key, else the text itself, or its parts between commas. Raises `ConfigError`."""
+    # The environment has texts alone: "8" is a number where the key wants one, and "8" itself where
+    # it wants a text.
+    try:
+        return convert(key, tomllib.loads(f"value = {text}")["value"])
+    except (tomllib.TOMLDecodeError, RecursionError, ConfigError):
+        is_list = allows(key, collections.abc.Sequence) and ("," in text or not allows(key, str))
+        return convert(key, text.split(",") if is_list else text)
+
+
+def allows(key: Parameter, kind: Any) -> bool:
+    """Whether a key may have values of a type."""
+    return any(kind in (part, typing.get_origin(part)) for part in parts(key.type))
 
 
 def _word(kind: Any) -> str:
@@ -96,23 +75,19 @@ def _word(kind: Any) -> str:
     return _WORDS.get(kind, "a table")
 
 
-def _of(function: Callable[..., Any], without: set[str], changed: Mapping[str, Any]) -> list[Key]:
-    """A key for each parameter of a function, its type from the annotation or as `changed`."""
-    # Annotations are texts (`from __future__ import annotations`); the signature alone lacks them.
-    hints = typing.get_type_hints(function)
-    return [
-        Key(name=name, type=changed.get(name, hints[name]), default=parameter.default)
-        for name, parameter in inspect.signature(function).parameters.items()
+def _table(
+    function: Callable[..., Any], without: set[str], changed: Mapping[str, Any]
+) -> dict[str, Parameter]:
+    """The parameters of a function that are keys, of the type that a file has for them."""
+    return {
+        name: replace(key, type=changed.get(name, key.type))
+        for name, key in parameters(function).items()
         if name not in without
-    ]
-
-
-def _table(keys: Iterable[Key]) -> dict[str, Key]:
-    return {key.name: key for key in keys}
+    }
 
 
 @cache
-def feed_keys() -> dict[str, Key]:
+def feed_keys() -> dict[str, Parameter]:
     """The keys of [feeds.NAME]: those of `init_data_input_workers`, where the name is that of the
     table, and objects of Python are named MODULE:ATTR."""
     named = {
@@ -121,35 +96,45 @@ def feed_keys() -> dict[str, Key]:
         "executor": _EXECUTOR,
     }
     without = {"fetch_fun", "input_source_name", "resume", "coordinator"}
-    return _table(
-        [
-            Key(name="fetch", type=str | None, default=None),
-            Key(name="source", type=str | None, default=None),
-            Key(name="options", type=dict[str, Any], default={}),
-            *_of(init_data_input_workers, without, named),
-        ]
-    )
+    return {
+        "fetch": Parameter(name="fetch", type=str | None, default=None),
+        "source": Parameter(name="source", type=str | None, default=None),
+        "options": Parameter(name="options", type=dict[str, Any], default={}),
+        **_table(init_data_input_workers, without, named),
+    }
 
 
 @cache
-def server_keys() -> dict[str, Key]:
+def server_keys() -> dict[str, Parameter]:
     """The keys of [server]: those of `serve`."""
     changed = {"keys": str | None, "executor": _EXECUTOR}
-    return _table(_of(serve, {"feeds", "checkpoints", "resume"}, changed))
+    return _table(serve, {"feeds", "checkpoints", "resume"}, changed)
 
 
 @cache
-def checkpoint_keys() -> dict[str, Key]:
-    """The keys of [checkpoint]: where and when a server stores what was used, and where it begins;
-    those of `CheckpointStore`, `Checkpointing` and `serve`."""
-    return _table(
-        [
-            Key(name="url", type=str | None, default=None),
-            Key(name="every_s", type=float, default=SAVE_EVERY_S),
-            Key(name="keep", type=int | None, default=KEEP),
-            Key(name="resume", type=str | None, default=None),
-        ]
-    )
+def checkpoint_keys() -> dict[str, Parameter]:
+    """The keys of [checkpoint]: those of `checkpointing`."""
+    return _table(checkpointing, set(), {})
+
+
+def checkpointing(
+    url: str | None = None,
+    every_s: Seconds = SAVE_EVERY_S,
+    keep: PositiveInt | None = KEEP,
+    resume: str | None = None,
+) -> Checkpointing | None:
+    """When and where a server stores what was used, and where it begins; None where it does not
+    store. Raises `ConfigError`.
+
+    Args:
+        url: Store there what all consumers have used: a folder, or s3://, gs://, az://.
+        every_s: How often (default: 30), and once more at the end.
+        keep: How many of these checkpoints stay (default: 3).
+        resume: Where consumers begin that bring no position: 'latest' of --checkpoint-dir, the path
+            of a snapshot or checkpoint, or another folder of checkpoints.
+    """
+    # `resume` is for `serve`, which knows the feeds.
+    return None if url is None else Checkpointing(CheckpointStore(url, keep=keep), every_s=every_s)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from feeder.config_file.keys import REQUIRED, Key, checkpoint_keys, feed_keys, server_keys, unknown
+from feeder.config_file.keys import checkpoint_keys, convert, feed_keys, parse, server_keys, unknown
 from feeder.config_file.toml import TomlFile
 from feeder.errors import ConfigError
 from feeder.ranks import NO_LAUNCHER, node_of, num_nodes
+from feeder.settings import Parameter
 
 DEFAULT = "default"
 OPTIONS = "options."
@@ -72,7 +74,7 @@ def read_settings(
 def _section(
     file: TomlFile,
     name: str,
-    keys: Mapping[str, Key],
+    keys: Mapping[str, Parameter],
     variables: Variables,
     flags: Mapping[str, Mapping[str, Setting]],
 ) -> Table:
@@ -144,18 +146,18 @@ def _check_names(
             raise ConfigError(f"{file.where(*path, name)}: {unknown(what + where, name, known)}")
 
 
-def _defaults(keys: Mapping[str, Key]) -> Table:
+def _defaults(keys: Mapping[str, Parameter]) -> Table:
     return {
         name: Setting(key.default, DEFAULT)
         for name, key in keys.items()
-        if key.default is not REQUIRED
+        if key.default is not inspect.Parameter.empty
     }
 
 
-def _from_file(file: TomlFile, key: Key, value: Any, path: tuple[str, ...]) -> Setting:
+def _from_file(file: TomlFile, key: Parameter, value: Any, path: tuple[str, ...]) -> Setting:
     where = file.where(*path)
     try:
-        return Setting(key.convert(value), where)
+        return Setting(convert(key, value), where)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -190,7 +192,7 @@ def _is_link(name: str) -> bool:
     return bool(re.search(r"_SERVICE_(HOST|PORT)|_PORT$|_PORT_\d+_(TCP|UDP)", name))
 
 
-def _from_environment(keys: Mapping[str, Key], variables: Variables, prefix: str) -> Table:
+def _from_environment(keys: Mapping[str, Parameter], variables: Variables, prefix: str) -> Table:
     found = {}
     for variable, text in variables.get(prefix, {}).items():
         name = variable.removeprefix(prefix).lower()
@@ -198,9 +200,9 @@ def _from_environment(keys: Mapping[str, Key], variables: Variables, prefix: str
         if name == "options" or (name not in keys and not is_option):
             known = [prefix + key.upper() for key in keys]
             raise ConfigError(unknown("variable", variable, known))
-        key = Key(name=name, type=Any, default=None) if is_option else keys[name]
+        key = Parameter(name=name, type=Any, default=None) if is_option else keys[name]
         try:
-            value = key.parse(text)
+            value = parse(key, text)
         except ConfigError as error:
             raise ConfigError(f"{variable}: {error}") from error
         found[name.replace("_", ".", 1) if is_option else name] = Setting(value, variable)

@@ -15,9 +15,11 @@ What a block is for is told by its language, and by what stands before it:
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -97,3 +99,13 @@ def table(text: str) -> list[list[str]]:
             break
         rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("| "))])
     return rows[2:]
+
+
+def script(name: str) -> ModuleType:
+    """The module of the folder `docs` that makes a page."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

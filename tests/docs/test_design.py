@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from docs.pages import PAGES as READ
-from docs.pages import ROOT
+from docs.pages import ROOT, script
 
 DOCS = ROOT / "docs"
 DESIGN = sorted((DOCS / "design").glob("*.md"))
@@ -105,18 +103,9 @@ def test_a_rule_has_its_test() -> None:
 # ---- the map
 
 
-def draw_map() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_map", DOCS / "draw_map.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_map_is_of_the_modules_that_there_are() -> None:
     """`scripts/docs map` draws it anew."""
-    drawn = draw_map()
+    drawn = script("draw_map")
     assert drawn.MAP.read_text(encoding="utf-8") == drawn.drawing()
     for way in (drawn.IN_PROCESS, drawn.SERVED):
         assert [name for name in way if not (ROOT / name).is_file()] == []
@@ -124,5 +113,5 @@ def test_the_map_is_of_the_modules_that_there_are() -> None:
 
 def test_every_package_is_on_the_map() -> None:
     folders = {path.parent.relative_to(ROOT).as_posix() for path in CODE if "__" not in path.name}
-    drawn = {folder for _, folders in draw_map().WINGS for folder in folders}
+    drawn = {folder for _, folders in script("draw_map").WINGS for folder in folders}
     assert folders == drawn

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from feeder.devices.cuda.driver import is_gpu, open_driver
 from feeder.devices.cuda.landing import Landing
@@ -17,13 +19,18 @@ from feeder.service.net.addresses import Address, check_connects, default_addres
 from feeder.service.net.connection import Connection
 from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
+from feeder.settings import MAX_SECONDS, check
 from feeder.workers.public import public
 
 # The longest frame that a consumer takes. A server sends batches in frames of 31 MiB at most, and a
 # snapshot with up to 256 MiB of rows. A longer frame is refused before it takes memory here.
 _MAX_FRAME_BYTES = 512 * 1024 * 1024
-# 30 years: a deadline so far away is still exact as a float of the monotonic clock.
-_MAX_SECONDS = 1e9
+Number = Annotated[int, Meta(ge=0, lt=2**31, description="a whole number from 0 on")]
+SecondsFrom0 = Annotated[
+    float, Meta(ge=0, le=MAX_SECONDS, description="0 to 1e+09", extra={"unit": " s"})
+]
+_PLANES = Meta(description="'auto', 'shared' or 'frames'")
+_CHECKSUMS = Meta(description="'auto', 'off', 'sampled' or 'full'")
 
 
 @public("feeder")
@@ -31,22 +38,22 @@ def connect(
     addresses: str | Sequence[str] | None = None,
     *,
     feed: str = "",
-    queue: int | None = None,
-    replica: int = 0,
+    queue: Number | None = None,
+    replica: Number = 0,
     device: str = "cpu",
     stream: Any = None,
-    credit: int = 0,
-    hold: int = 2,
+    credit: Number = 0,
+    hold: Number = 2,
     resume: Any = None,
-    skip: int = 0,
+    skip: Number = 0,
     rejoin: bool = False,
     takeover: bool = False,
-    plane: Literal["auto", "shared", "frames"] = "auto",
-    checksum: Literal["auto", "off", "sampled", "full"] = "auto",
+    plane: Annotated[Literal["auto", "shared", "frames"], _PLANES] = "auto",
+    checksum: Annotated[Literal["auto", "off", "sampled", "full"], _CHECKSUMS] = "auto",
     writable: bool = False,
     keys: str | os.PathLike[str] | None = None,
-    timeout: float = 10.0,
-    reconnect: float = 600.0,
+    timeout: SecondsFrom0 = 10.0,
+    reconnect: SecondsFrom0 = 600.0,
 ) -> Consumer:
     """Read the batches of a feed that `feeder serve`, or `feeder.serve`, serves.
 
@@ -57,12 +64,13 @@ def connect(
         feed: The feed's input source name; may be left out where the server has but one.
         queue: Which of the feed's queues; by default FEEDER_QUEUE, else the number that the
             launcher gave (torchrun, Slurm, Kubernetes): among those of this node where the server
-            is on this host, else among all; else 0.
+            is on this host, else among all; else 0. See docs/configuring.md#where-am-i.
         replica: Which of the trainers that share the queue, where the server has `replicas`. Give
-            `queue` too then, because launchers number trainers and know nothing of queues.
+            `queue` too then, because launchers number trainers and know nothing of queues. See
+            docs/serving.md#shared-queues.
         device: Where batches are handed out: "cpu", or a GPU such as "cuda:0", which copies them
             from shared memory itself where its driver allows that; "torch:0" for tensors of
-            PyTorch.
+            PyTorch. See docs/gpu.md.
         stream: The stream that the GPU's work on batches goes to: one of CuPy or PyTorch, or any
             object with `__cuda_stream__`; by default the current stream of CuPy, or of
             PyTorch for its tensors, at each batch.
@@ -73,18 +81,20 @@ def connect(
             a `CheckpointStore`, its folder or URL for the newest in it. All queues of a feed must
             start at the same round. A position of any queue is valid for all queues, also where
             there were more or fewer of them: the rest of its round is made and dropped.
-        skip: Leave out so many rounds of all queues there; the same for all queues.
+        skip: Leave out so many rounds of all queues there; the same for all queues. See
+            docs/positions.md#any-number-of-devices.
         rejoin: This trainer alone comes back, wherever the trainers of other queues stand.
         takeover: Take the queue from a consumer that is alive.
-        plane: "auto" takes shared memory on the server's host, else frames; "shared" or "frames"
-            takes no other.
-        checksum: "off", "sampled" or "full"; "auto" is sampled over shared memory, full in frames.
+        plane: How batches come: "auto" takes shared memory on the server's host, else frames;
+            "shared" or "frames" takes no other.
+        checksum: How they are checked: "off", "sampled" or "full"; "auto" is sampled over shared
+            memory, full in frames.
         writable: Whether batches are copied into memory of their own, which may be written into.
             A feed that was made with `writable=True` does so for all consumers. Without it arrays
             and their pages are read-only: a write past NumPy's check ends the process. On a GPU
             every batch is a copy that may be written into.
         keys: A directory that `feeder keygen` made for this client, for servers with keys.
-        timeout: Seconds that the server may take to answer.
+        timeout: Seconds that the server may take to answer at first.
         reconnect: Seconds that the server may be away later before `next()` raises.
 
     Returns:
@@ -99,26 +109,29 @@ def connect(
         ResumeError: The position does not fit the feed, or another queue's.
     """
     # All arguments are checked before anything is opened: an error leaves nothing behind.
+    # Device and feed have texts of their own, in `_landing` and `_name`.
+    given = {name: one for name, one in locals().items() if name not in ("device", "feed")}
+    given = check(connect, given)
     found = _addresses(addresses)
     check_connects(found)
-    _check(plane=plane, checksum=checksum, credit=credit, hold=hold)
-    landing = _landing(device, stream, credit, hold)
+    _check_together(given)
+    landing = _landing(device, stream, given["credit"], given["hold"])
     position = None if resume is None else _position(resume)
     options = ConsumerOptions(
         addresses=tuple(map(str, found)),
         feed=_name(feed),
-        queue=_queue(found) if queue is None else _count("queue", queue),
-        replica=_count("replica", replica),
-        credit=credit,
-        hold=hold,
-        skip=_skip(skip, rejoin),
-        rejoins=_flag("rejoin", rejoin),
-        takes_over=_flag("takeover", takeover),
+        queue=_queue(found) if queue is None else given["queue"],
+        replica=given["replica"],
+        credit=given["credit"],
+        hold=given["hold"],
+        skip=given["skip"],
+        rejoins=rejoin,
+        takes_over=takeover,
         plane=plane,
         checksum=checksum,
-        writable=_flag("writable", writable),
-        timeout_s=_seconds("timeout", timeout),
-        reconnect_s=_seconds("reconnect", reconnect),
+        writable=writable,
+        timeout_s=given["timeout"],
+        reconnect_s=given["reconnect"],
         who=f"pid {os.getpid()} on {os.uname().nodename}",
     )
     # Opened last. The consumer's thread closes it when it ends.
@@ -154,14 +167,16 @@ def _landing(device: Any, stream: Any, credit: int, hold: int) -> Landing | None
     return Landing(open_driver(device), depth=credit, hold=hold, stream=stream)
 
 
-def _check(*, plane: str, checksum: str, credit: int, hold: int) -> None:
-    if plane not in ("auto", "shared", "frames"):
-        raise ConfigError(f"plane is {plane!r}, expected 'auto', 'shared' or 'frames'")
-    if checksum not in ("auto", "off", "sampled", "full"):
-        raise ConfigError(f"checksum is {checksum!r}, expected 'auto', 'off', 'sampled' or 'full'")
+def _check_together(given: Mapping[str, Any]) -> None:
+    credit, hold, skip = given["credit"], given["hold"], given["skip"]
     # The bounds of the wire protocol, said here so that the error has the argument's name.
-    if _count("credit", credit) > 1024 or _count("hold", hold) > 1024:
+    if credit > 1024 or hold > 1024:
         raise ConfigError(f"credit is {credit} and hold {hold}, expected at most 1024 each")
+    if skip and given["rejoin"]:
+        raise ConfigError(
+            f"skip is {skip!r} with rejoin=True: rounds are left out where all trainers start, and "
+            "not by one that comes back"
+        )
 
 
 def _addresses(addresses: Any) -> list[Address]:
@@ -175,39 +190,10 @@ def _addresses(addresses: Any) -> list[Address]:
     return [parse(text) for text in texts]
 
 
-def _seconds(name: str, value: Any) -> float:
-    # True is an int to Python, and would be taken for one second.
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= _MAX_SECONDS:
-        raise ConfigError(f"{name} is {value!r} s, expected 0 to {_MAX_SECONDS:g}")
-    return float(value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}, expected True or False")
-    return value
-
-
 def _name(feed: Any) -> str:
     if not isinstance(feed, str) or not feed.isprintable() or len(feed) > 1024:
         raise ConfigError(f"feed is {feed!r}, expected the name of a feed, or '' for the only one")
     return feed
-
-
-def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-        raise ConfigError(f"{name} is {value!r}, expected a whole number from 0 on")
-    return value
-
-
-def _skip(skip: Any, rejoin: Any) -> int:
-    if skip and rejoin:
-        raise ConfigError(
-            f"skip is {skip!r} with rejoin=True: rounds are left out where all trainers start, and "
-            "not by one that comes back"
-        )
-    return _count("skip", skip)
 
 
 def _queue(addresses: Sequence[Address]) -> int:

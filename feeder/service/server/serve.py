@@ -8,9 +8,10 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import xxhash
+from msgspec import Meta
 
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.saving import Saver
@@ -44,6 +45,7 @@ from feeder.service.server.factory import (
 from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.run import ServedFeed
+from feeder.settings import NonNegativeInt, Seconds, check
 from feeder.state.snapshot import Snapshot
 from feeder.waking import Waker
 from feeder.workers import forks
@@ -58,39 +60,22 @@ SAVE_EVERY_S = 30.0
 
 
 def check_arguments(
-    addresses: str | Sequence[str] | None,
-    *,
-    queues: int | None,
-    replicas: int,
-    keys: str | os.PathLike[str] | None,
-    insecure: bool,
-    lease: float,
-    exit_when: str,
-    status: str | int | None,
-    skip: int,
-    executor: Any,
-) -> tuple[list[Address], ServerKeys | None]:
-    """Check the arguments of `serve`; returns their addresses and keys, or raises `ConfigError`."""
-    if exit_when not in ("never", "acknowledged"):
-        raise ConfigError(f"exit_when is {exit_when!r}, expected 'never' or 'acknowledged'")
-    if queues is not None and (type(queues) is not int or not 1 <= queues <= 4096):
-        raise ConfigError(f"queues is {queues!r}, expected a whole number from 1 to 4096")
-    if type(replicas) is not int or not 1 <= replicas <= 1024:
-        raise ConfigError(f"replicas is {replicas!r}, expected a whole number from 1 to 1024")
-    if type(skip) is not int or skip < 0:
-        raise ConfigError(f"skip is {skip!r}, expected a whole number >= 0")
-    executor_of(executor)
-    if type(lease) not in (int, float) or not 0 < lease <= 1e9:
-        raise ConfigError(f"lease is {lease!r} s, expected more than 0, at most 1e9")
+    given: Mapping[str, Any],
+) -> tuple[dict[str, Any], list[Address], ServerKeys | None]:
+    """Check arguments of `serve`; returns them with numbers as Python's own, their addresses and
+    keys. Raises `ConfigError`."""
+    told = check(serve, given)
+    executor_of(told["executor"])
     # Imported where it is wanted: a server without a status page does without an HTTP server.
-    if status is not None:
+    if told["status"] is not None:
         from feeder.observe.status.port import parse_place
 
-        parse_place(status)
+        parse_place(told["status"])
+    addresses, keys = told["addresses"], told["keys"]
     texts = (addresses,) if isinstance(addresses, str) else addresses
     found = [default_address()] if texts is None else [parse(text) for text in texts]
-    check_binds(found, curve=keys is not None, insecure=insecure)
-    return found, None if keys is None else ServerKeys.from_directory(keys)
+    check_binds(found, curve=keys is not None, insecure=told["insecure"])
+    return told, found, None if keys is None else ServerKeys.from_directory(keys)
 
 
 def check_checkpoints(given: Any) -> Checkpointing | None:
@@ -346,48 +331,59 @@ def serve(
     feeds: Coordinator | Callable[[], Any],
     addresses: str | Sequence[str] | None = None,
     *,
-    queues: int | None = None,
-    replicas: int = 1,
+    queues: Annotated[int, Meta(ge=1, le=4096, description="a whole number from 1 to 4096")]
+    | None = None,
+    replicas: Annotated[int, Meta(ge=1, le=1024, description="a whole number from 1 to 1024")] = 1,
     keys: str | os.PathLike[str] | None = None,
     insecure: bool = False,
-    lease: float = 30.0,
-    exit_when: str = "never",
+    lease: Seconds = 30.0,
+    exit_when: Annotated[
+        str, Literal["never", "acknowledged"], Meta(description="'never' or 'acknowledged'")
+    ] = "never",
     status: str | int | None = None,
     checkpoints: Checkpointing | CheckpointStore | str | os.PathLike[str] | None = None,
     resume: Any = None,
-    skip: int = 0,
+    skip: NonNegativeInt = 0,
     executor: Threads | Processes | RayActors | Mapping[str, Any] | str | None = None,
 ) -> Server:
     """Serve feeds to consumers in other processes, on this host or others.
+
+    The first sentence about a setting is also the help of its flag.
 
     Args:
         feeds: A factory: a function without arguments that returns a coordinator, as
             `init_data_input_workers` does. It is called again when a feed has to go back. Or a
             coordinator that is not started: its feeds can go back where their fetch functions
             can be put back.
-        addresses: Where to listen: ``tcp://HOST:PORT``, ``ipc:///PATH``, ``ipc://NAME``; by
-            default a unix socket in a directory of this user's own.
-        queues: Queues of each feed, batch `step` goes to queue `step` modulo their number; by
-            default as many as the feed has devices.
-        replicas: How many trainers are given each batch of a queue, because they work on one batch
-            together. On one host they share one copy.
-        keys: A directory of `feeder keygen`: TCP is encrypted, and its clients alone come in.
-        insecure: Listen where other hosts can reach it without keys.
-        lease: Seconds after which a consumer that is not heard of may be replaced.
-        exit_when: "never", or "acknowledged": `wait` returns when every batch has been used, or
-            when a feed has failed and no connected consumer has more batches to come.
-        status: ``[HOST:]PORT`` of a page that shows what the feeds do, with `/metrics`, `/healthz`
-            and `/readyz`; this host alone where no host is given. None by default.
+        addresses: Where to listen: ``tcp://HOST:PORT``, ``ipc:///PATH`` or ``ipc://NAME`` (default:
+            a unix socket in a directory of this user's own). One, or a list.
+        queues: Queues of each feed (default: as many as it has devices). Batch `step` goes to queue
+            `step` modulo their number.
+        replicas: Trainers that are given the batches of each queue (default: 1). They work on one
+            batch together; on one host they share one copy. See docs/serving.md#shared-queues.
+        keys: Of `feeder keygen`: only its clients come in. A directory; TCP is encrypted then.
+        insecure: Let other hosts in without keys. Otherwise an address that other hosts can reach
+            needs `keys`.
+        lease: For how long a consumer need not be heard of (default: 30). Seconds, after which
+            another consumer may take its place.
+        exit_when: `acknowledged`: end by itself once every batch has been used, or a feed has
+            failed and its consumers were told (default: never). `wait` returns then. See
+            docs/serving.md#what-happens-when.
+        status: Show a page, `/metrics`, `/healthz` and `/readyz` there (default: nowhere; without
+            HOST to this host alone). ``[HOST:]PORT``, or a port. See
+            docs/watching.md#the-status-page.
         checkpoints: Where the newest round that all consumers have used is stored: a
             `Checkpointing` with `every_s`, or a store, path or URL for every 30 s. It is stored
-            at the end too.
+            at the end too. See docs/checkpoints.md#a-servers.
         resume: Where consumers without a position of their own begin: whatever
             `init_data_input_workers` takes as `resume`; "latest" is the newest of `checkpoints`.
             A trainer's own position goes before it.
-        skip: So many rounds of all queues are left out there. Later positions contain the skip, so
-            give it once.
-        executor: What the fetch functions of all feeds run on, in place of what each feed says:
-            as for `init_data_input_workers`.
+        skip: Leave out so many rounds of all queues there, once, as after a loss spike. Later
+            positions contain the skip. See docs/positions.md#any-number-of-devices.
+        executor: What fetch functions run on: ``threads:N``, ``processes:N``, ``processes`` for as
+            many as there are cores, ``ray:N`` or ``ray:MIN-MAX`` for actors on the host's Ray
+            cluster (default: what each feed says). Or what `init_data_input_workers` takes. See
+            docs/processes.md.
 
     Returns:
         The server, which serves until it is closed. It raises the limit of its process to 65,536
@@ -398,10 +394,7 @@ def serve(
         ResumeError: `resume` does not fit a feed.
         CheckpointError: `resume` cannot be read, or somebody else writes to `checkpoints`.
     """
-    found, server_keys = check_arguments(
-        addresses, queues=queues, replicas=replicas, keys=keys, insecure=insecure, lease=lease,
-        exit_when=exit_when, status=status, skip=skip, executor=executor,
-    )  # fmt: skip
+    told, found, server_keys = check_arguments(locals())
     if isinstance(feeds, Coordinator):
         factory, coordinator = None, feeds
     elif callable(feeds):
@@ -412,7 +405,8 @@ def serve(
             "returns one"
         )
     return Server(
-        coordinator, factory, found, queues=queues, lease_s=lease, exit_when=exit_when,
-        status=status, keys=server_keys, resume=resume, checkpoints=check_checkpoints(checkpoints),
-        replicas=replicas, skip=skip, executor=executor,
+        coordinator, factory, found, queues=told["queues"], lease_s=told["lease"],
+        exit_when=exit_when, status=status, keys=server_keys, resume=resume,
+        checkpoints=check_checkpoints(checkpoints), replicas=told["replicas"], skip=told["skip"],
+        executor=executor,
     )  # fmt: skip
