@@ -165,8 +165,8 @@ class HostSlots:
 
 
 class PrivateSlots:
-    """Batches that are the user's to write: each has memory of its own. Without any state, so any
-    thread may call it."""
+    """Batches that are the user's to write: each column has memory of its own, so that labels that
+    are kept for an epoch keep no pictures. Without any state, so any thread may call it."""
 
     passes, writable, reserved, opens = True, True, False, True
 
