@@ -23,7 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Helpers that assert show what they compared, as tests do.
-pytest.register_assert_rewrite("small")
+pytest.register_assert_rewrite("small", "watching")
 
 # How long an example takes, or is drawn for, says nothing about the code where the machine is
 # busy; the tests' own limit holds. The same examples are drawn each time: what fails was changed.

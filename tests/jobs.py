@@ -13,15 +13,17 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import feeder
 import feeder.job.host
 from feeder.job import (
+    CheckpointManager,
     Job,
     JobRunner,
+    LocalSession,
     MultiNodeCheckpointManager,
     Node,
     Reader,
@@ -81,6 +83,27 @@ def make_single() -> Job:
 
 def make_three() -> Job:
     return make_job(*NODES)
+
+
+class Trained(NamedTuple):
+    """What a run of a job has come to."""
+
+    last: int
+    """Its last epoch."""
+    total: int
+    """Of the first node."""
+    runner: JobRunner
+
+
+def train(
+    manager: CheckpointManager, job: Job | None = None, start: int | None = None, **settings: Any
+) -> Trained:
+    """Run the job of three nodes, or another one, in this process."""
+    runner = JobRunner(job or make_three(), manager, start, **settings)
+    with LocalSession() as session:
+        last = runner.train(session)
+        node = runner.job.nodes_to_checkpoint()[0]
+        return Trained(last, int(session.fetch(node, ["total"])["total"][0]), runner)
 
 
 # ---- groups

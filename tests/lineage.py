@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -30,6 +31,26 @@ def descendants(pid: int) -> dict[int, int]:
         found.update(dict.fromkeys(children.get(parent, ()), parent))
         parents += children.get(parent, ())
     return found
+
+
+def forked(what: Callable[[], object]) -> int:
+    """Fork, and let the child do something and end at once, with 0 where nothing was raised; the
+    child's process id."""
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        what()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def status_of(pid: int) -> int:
+    """Wait for the end of a child; its exit status, that of a signal below 0."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def shared_memory() -> set[str]:

@@ -20,6 +20,7 @@ from feeder.service.net.addresses import parse
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.server.group import ConsumerGroup
+from watching import around
 
 WAIT_S = 8.0
 OPEN: dict[str, Any] = {
@@ -175,18 +176,15 @@ class Stalled:
         self.expired: list[int] = []
         """How many leases had run out, at each `Used`."""
         (door,) = server._loop._listeners
-        use, pump = ConsumerGroup.use, ConsumerGroup.pump
 
-        def note(group: ConsumerGroup, lease: Any, message: say.Used) -> None:
+        def note(group: ConsumerGroup, *_: Any) -> None:
             self.expired.append(group.feed.stats.expired)
-            use(group, lease, message)
 
         def hold(group: ConsumerGroup) -> None:
             if self.expired and not self.entered.is_set():
                 self.entered.set()
                 self.go_on.wait(WAIT_S)
                 door.router.poll(WAIT_S * 1000)
-            pump(group)
 
-        monkeypatch.setattr(ConsumerGroup, "use", note)
-        monkeypatch.setattr(ConsumerGroup, "pump", hold)
+        around(monkeypatch, ConsumerGroup, "use", before=note)
+        around(monkeypatch, ConsumerGroup, "pump", before=hold)

@@ -53,6 +53,18 @@ def chunk(worker_id: int, call: int, rows: int) -> Arrays:
     return (np.arange(rows) + 10_000 * worker_id + 100 * call + 1,)
 
 
+class Calls:
+    """`fetch(call)`: what a function makes of so many calls, and then the end of the epoch."""
+
+    def __init__(self, num_calls: int, make: Callable[[feeder.Call], Any]) -> None:
+        self.num_calls, self.make = num_calls, make
+
+    def __call__(self, call: feeder.Call) -> Any:
+        if call.index >= self.num_calls:
+            raise StopIteration
+        return self.make(call)
+
+
 class Pure:
     """`fetch(call)`: `num_calls` chunks of `rows` rows in each epoch."""
 

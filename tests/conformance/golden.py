@@ -14,7 +14,7 @@ import numpy as np
 
 import feeder
 import jobs
-from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
+from feeder.job import MultiNodeCheckpointManager
 from small import Pure, make
 
 FILES = Path(__file__).parent / "checkpoints"
@@ -53,9 +53,7 @@ def train(folder: Path, db_type: str) -> tuple[int, int]:
     """Run the job of Caffe2's test, of one node with LMDBs and of three with files; returns its
     last epoch and a node's total."""
     job = jobs.make_single() if db_type == "lmdb" else jobs.make_three()
-    with LocalSession() as session:
-        last = JobRunner(job, MultiNodeCheckpointManager(folder, db_type)).train(session)
-        return last, int(session.fetch(jobs.NODES[0], ["total"])["total"][0])
+    return jobs.train(MultiNodeCheckpointManager(folder, db_type), job)[:2]
 
 
 def write_jobs(folder: Path, *db_types: str) -> None:

@@ -18,44 +18,13 @@ from feeds import assert_same, make, note
 from fetches import make_fetch
 from freeze.positions import MADE
 from naive import naive_dealing
+from small import Calls
 
 NUM_EPOCHS = 3
 
 
-@pytest.mark.parametrize("last_round", ["uneven", "pad"])
-def test_epochs_of_fewer_batches_than_devices(last_round: str) -> None:
-    """The last devices never get a batch of their own, and positions go on all the same."""
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 2:
-            raise StopIteration
-        return {"id": np.full(8, call.epoch * 10 + call.index)}
-
-    settings = {
-        "input_blob_names": ["id"], "rounds": "epoch", "last_round": last_round, "epochs": 100,
-    }  # fmt: skip
-    with make(fetch, devices=5, **settings) as coordinator:
-        feed = coordinator["train"]
-        for epoch in range(90):
-            for device in range(5 if last_round == "pad" else 2):
-                batch = next(feed.on(device))
-                real = 10 * epoch + min(device, 1)
-                assert (batch["id"][0], batch.rows) == (real, 8 if device < 2 else 0)
-            (stream,) = feed.streams
-            assert len(stream.progress._ends) <= 3
-            state = coordinator.state_dict()
-    with make(fetch, devices=1, resume=state, **settings) as coordinator:
-        assert [int(batch["id"][0]) for batch in coordinator["train"]] == [
-            10 * epoch + i for epoch in range(90, 100) for i in (0, 1)
-        ]
-
-
 def test_epochs_that_would_be_dropped_whole_are_an_error() -> None:
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 2:
-            raise StopIteration
-        return {"id": np.full(8, call.index)}
-
+    fetch = Calls(2, lambda call: {"id": np.full(8, call.index)})
     settings = {"input_blob_names": ["id"], "rounds": "epoch", "last_round": "drop"}
     told = "epoch 1 has fewer batches than the 3 queues"
     with (

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S
+from small import WAIT_S, Calls, make
+from watching import says
 
 MOST = 5
 """Rows of a call at most."""
@@ -94,38 +95,31 @@ def test_rows_that_are_others_are_named_with_a_cure_for_who_has_cursors(rows: in
     _, position = begin(log, 6)
     later = log.grown(rows)
     later.logs[0][6] += 1
-    with later.feed(6, resume=position) as coordinator, pytest.raises(feeder.ResumeError) as caught:
-        next(coordinator["train"])
-    assert str(caught.value) == (
+    told = (
         "fetch function is not deterministic: worker 0, call 1: other rows than before; resume "
         "from a snapshot, which holds the rows left over, make it give these rows again after "
         "seek(worker_id, cursor), or make the feed with repeatable=False, whose states hold them, "
         "too"
     )
+    with later.feed(6, resume=position) as coordinator, says(feeder.ResumeError, told):
+        next(coordinator["train"])
 
 
 def test_a_pure_function_gives_as_many_rows_as_before() -> None:
     """The call after it begins where it began then."""
 
     def feed(rows: int, resume: Any = None) -> feeder.Coordinator:
-        def fetch(call: feeder.Call) -> Any:
-            if call.index == 2:
-                raise StopIteration
-            return [np.arange(rows)]
-
-        return feeder.init_data_input_workers(
-            ["x"], fetch, 2, resume=resume, coordinator=feeder.Coordinator()
-        )
+        return make(Calls(2, lambda call: [np.arange(rows)]), batch_size=2, resume=resume)
 
     with feed(3) as coordinator:
         token = next(coordinator["train"]).cut.token()
-    with feed(5, token) as coordinator, pytest.raises(feeder.ResumeError) as caught:
-        next(coordinator["train"])
-    assert str(caught.value) == (
+    told = (
         "fetch function is not deterministic: worker 0, call 0: 3 rows then, 5 now; resume from a "
         "snapshot, which holds the rows left over, or make it repeat itself; a source needs the "
         "data that it had"
     )
+    with feed(5, token) as coordinator, says(feeder.ResumeError, told):
+        next(coordinator["train"])
 
 
 @pytest.mark.served

@@ -7,43 +7,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
 import feeder
-from small import wait_until
+from small import Calls, wait_until
 
 NUM_ROWS = 8
 ROWS_PER_CALL = [8, 16, 2]
 """Chunks that are a batch, two batches and a quarter of one."""
 
 
-class Counting:
+class Pure(Calls):
+    """Rows that follow from the index alone."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(100, lambda call: [np.arange(rows) + call.index * rows])
+
+
+class Counting(Calls):
     """A fetch function that goes on where its last call ended, whatever the index."""
 
     def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._next = 0
-
-    def __call__(self, call: feeder.Call) -> list[Any]:
-        if call.index == 100:
-            raise StopIteration
-        self._next += self._rows
-        return [np.arange(self._next - self._rows, self._next)]
-
-
-class Pure:
-    """The same rows, by the index alone."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    def __call__(self, call: feeder.Call) -> list[Any]:
-        if call.index == 100:
-            raise StopIteration
-        return [np.arange(call.index * self._rows, (call.index + 1) * self._rows)]
+        numbers = count()
+        super().__init__(100, lambda call: [np.arange(rows) + next(numbers) * rows])
 
 
 def make(fetch: Callable[..., Any], **options: Any) -> feeder.Coordinator:

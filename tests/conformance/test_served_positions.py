@@ -8,13 +8,12 @@ import pytest
 
 from conformance.served import reading, served, serving
 from feeder import ResumeError
-from feeds import Record, assert_same, drain, expected, make, note, running
+from feeds import Record, assert_same, expected, make, note, running
 from fetches import BATCH_SIZE, FORMS, make_fetch
 
 pytestmark = pytest.mark.served
 
 EPOCHS = 2
-forms = pytest.mark.parametrize("form", FORMS)
 
 
 def stream_of(form: str, pattern: str = "ragged", **settings: Any) -> list[Record]:
@@ -65,27 +64,7 @@ def test_positions_are_those_of_the_feed_in_process(
         assert mine == its, i
 
 
-def test_state_is_valid_at_any_time() -> None:
-    """Also before the first batch, between batches that came together, at the end, when closed."""
-    stream = stream_of("pure")
-
-    def factory() -> Any:
-        return make(make_fetch("pure", "ragged"), epochs=EPOCHS)
-
-    with served("shared", factory) as seen:
-        (consumer,) = seen.consumers
-        states = [consumer.state_dict() for _ in range(2)]
-        for _ in consumer:
-            states.append(consumer.state_dict())
-        states.append(consumer.state_dict())
-    states.append(consumer.state_dict())
-    assert states[0] == states[1] and states[-3] == states[-2] == states[-1]
-    for i, state in enumerate(states[1:-2]):
-        rest = drain(make_fetch("pure", "ragged"), resume=state, epochs=EPOCHS)
-        assert_same(rest, stream[i:], i)
-
-
-@forms
+@pytest.mark.parametrize("form", FORMS)
 def test_state_is_loaded_into_a_fresh_consumer_alone(form: str) -> None:
     stream = stream_of(form)
     with running(make_fetch(form, "ragged"), epochs=EPOCHS) as (coordinator, feed):

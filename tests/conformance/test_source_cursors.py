@@ -12,6 +12,7 @@ from feeder import Batch, Coordinator, init_data_input_workers, sources
 from feeder.workers.fetch.calls import MAX_BYTES
 from feeder.workers.sources.orders.windowed import Window
 from feeds import CARRIERS
+from watching import around
 
 pytestmark = pytest.mark.served
 
@@ -61,13 +62,7 @@ def numbered(rows: int | None = None, **options: Any) -> sources.Source:
 def note_walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps at which walks begin from now on."""
     walked: list[int] = []
-    walk = Window.walk
-
-    def walk_and_note(window: Window, count: int) -> np.ndarray:
-        walked.append(window.step)
-        return walk(window, count)
-
-    monkeypatch.setattr(Window, "walk", walk_and_note)
+    around(monkeypatch, Window, "walk", before=lambda window, count: walked.append(window.step))
     return walked
 
 

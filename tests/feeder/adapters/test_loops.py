@@ -17,7 +17,8 @@ import parts
 from feeder import sources
 from feeder.adapters.arrays import ArrayLoader
 from feeder.adapters.loop import RING, every_epoch
-from small import Pure, make
+from small import Pure, Walk, make
+from watching import around
 
 NUM, SIZE = 23, 4
 
@@ -26,13 +27,7 @@ NUM, SIZE = 23, 4
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Loaders end with their test."""
     loaders: list[ArrayLoader] = []
-    init = ArrayLoader.__init__
-
-    def noted(self: ArrayLoader, *arguments: Any, **named: Any) -> None:
-        init(self, *arguments, **named)
-        loaders.append(self)
-
-    monkeypatch.setattr(ArrayLoader, "__init__", noted)
+    around(monkeypatch, ArrayLoader, "__init__", after=lambda self, *_, **__: loaders.append(self))
     yield
     for loader in loaders:
         loader.close()
@@ -203,18 +198,14 @@ def test_a_state_may_be_of_any_of_the_last_batches() -> None:
         assert epoch_of(other) == batches[used:6]
 
 
-@pytest.mark.parametrize("how", ["load_state_dict", "begin_epoch"])
-def test_batches_of_before_a_load_are_not_asked_for(how: str) -> None:
+@pytest.mark.parametrize(("how", "at"), [("load_state_dict", 2), ("begin_epoch", 12)])
+def test_batches_of_before_a_load_are_not_asked_for(how: str, at: int) -> None:
     loader, other = numbers(), numbers()
     for _ in zip(range(4), loader, strict=False):
         pass
     loop = iter(other)
     next(loop), next(loop)
-    if how == "load_state_dict":
-        loader.load_state_dict(other.state_dict())
-    else:
-        loader.begin_epoch(2)
-    (at,) = {"load_state_dict": [2], "begin_epoch": [12]}[how]
+    getattr(loader, how)(other.state_dict() if how == "load_state_dict" else 2)
     assert loader.state_dict(used=at) == loader.state_dict()
     for used in {0, 1, 2, 3, 4, 5, 11, 12, 13} - {at}:
         told = f"used is {used}, expected a number from {at} to {at}"
@@ -265,27 +256,16 @@ def test_what_is_kept_is_given_again_and_one_epoch_follows_another() -> None:
     assert not loader._open, "its threads go on"
 
 
-class Reading:
-    """An iterator that has a state."""
+class Reading(Walk):
+    """An iterator that has a state, and notes what it reads."""
 
     def __init__(self, read: list[int]) -> None:
-        self.at, self.read = 0, read
-
-    def __iter__(self) -> Reading:
-        return self
+        super().__init__(NUM)
+        self.read = read
 
     def __next__(self) -> int:
-        if self.at == NUM:
-            raise StopIteration
-        self.read.append(self.at)
-        self.at += 1
-        return self.at
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+        self.read.append(item := super().__next__())
+        return item
 
 
 class Read:

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 import feeder
+import jobs
 from crashes.failing import FailingFs
 from crashes.positions import snapshot_at, step_of
 from feeder.checkpoint.store import CheckpointStore
 from feeder.durable import Fs, OsFs
-from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
-from jobs import NODES, make_three
+from feeder.job import LocalSession, MultiNodeCheckpointManager
+from jobs import NODES
+from watching import around
 
 CALLS: list[Callable[[CheckpointStore], Any]] = [
     CheckpointStore.latest, CheckpointStore.names, CheckpointStore.load,
@@ -149,8 +151,7 @@ def test_an_old_one_that_cannot_be_read_keeps_no_other_from_being_removed(
 def trained(request: pytest.FixtureRequest, tmp_path: Path) -> MultiNodeCheckpointManager:
     """The manager of a job that is done."""
     manager = MultiNodeCheckpointManager(tmp_path, request.param)
-    with LocalSession() as session:
-        JobRunner(make_three(), manager).train(session)
+    jobs.train(manager)
     return manager
 
 
@@ -188,16 +189,10 @@ def test_a_bad_sector_is_no_missing_part(
 def test_a_manifest_that_goes_meanwhile_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LocalSession() as session:
-        JobRunner(make_three(), MultiNodeCheckpointManager(tmp_path)).train(session)
+    jobs.train(MultiNodeCheckpointManager(tmp_path))
     manager = MultiNodeCheckpointManager(tmp_path)
     manager.set_params(NODES)
-    real = CheckpointStore.get
-
-    def get(store: CheckpointStore, name: str, *args: Any) -> Any:
-        (tmp_path / "manifests/trainer_0.g1.4").unlink(missing_ok=True)
-        return real(store, name, *args)
-
     monkeypatch.setattr("feeder.job.checkpoints.epochs.Epochs.check_others", lambda self: None)
-    monkeypatch.setattr(CheckpointStore, "get", get)
+    going = tmp_path / "manifests/trainer_0.g1.4"
+    around(monkeypatch, CheckpointStore, "get", before=lambda *_: going.unlink(missing_ok=True))
     assert manager.get_resume_from_epoch_id() == 3

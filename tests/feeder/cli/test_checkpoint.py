@@ -17,7 +17,7 @@ from commands import end, folder, serving
 from crashes.positions import snapshot_at
 from feeder import cli
 from feeder.checkpoint.store import CheckpointStore
-from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
+from feeder.job import MultiNodeCheckpointManager
 from feeder.service.client import io_loop
 
 __all__ = ["folder"]
@@ -91,8 +91,7 @@ def test_verify_reads_the_parts_that_a_manifest_means(
     db_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manager = MultiNodeCheckpointManager(tmp_path, db_type)
-    with LocalSession() as session:
-        JobRunner(jobs.make_three(), manager).train(session)
+    jobs.train(manager)
     status, lines, _ = run(capsys, "verify", str(tmp_path))
     assert (status, lines[-1].split(" of ")[1]) == (0, f"{len(lines) - 1} checkpoints are whole")
     with CheckpointStore(tmp_path) as store:
@@ -223,8 +222,7 @@ def test_prune_removes_the_oldest_epochs_but_for_the_newest_that_is_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], db_type: str
 ) -> None:
     manager = MultiNodeCheckpointManager(tmp_path, db_type)
-    with LocalSession() as session:
-        JobRunner(jobs.make_three(), manager).train(session)
+    jobs.train(manager)
     told = f"of nodes {jobs.NODES!r}"
     place = str(tmp_path)
     status, lines, _ = run(capsys, "prune", place, "--keep=3", "--epochs")

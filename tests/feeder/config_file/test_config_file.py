@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -78,9 +79,8 @@ def test_every_key_has_a_line() -> None:
     ],
 )
 def test_what_is_no_toml_is_told_with_its_line(text: str, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
         parse_toml("f", text)
-    assert str(caught.value) == says
 
 
 def test_a_file_that_cannot_be_read_is_told(folder: Path) -> None:
@@ -173,9 +173,8 @@ def test_a_variable_belongs_to_the_feed_with_the_longest_name() -> None:
     ],
 )
 def test_a_wrong_variable_is_told(variable: str, text: str, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="^" + re.escape(says.format(variable))):
         read(FEED, {variable: text})
-    assert str(caught.value).startswith(says.format(variable))
 
 
 def test_what_kubernetes_says_of_its_services_is_left_alone() -> None:
@@ -404,9 +403,8 @@ def test_what_is_wrong_is_told_with_its_line(text: str, says: str) -> None:
 
 @pytest.mark.parametrize(("text", "says"), OF_CHECKPOINTS)
 def test_what_is_wrong_about_checkpoints_is_told_with_its_line(text: str, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="^feed.toml:" + re.escape(says)):
         build_checkpointing(read(f"[checkpoint]\n{text}").checkpoint)
-    assert str(caught.value).startswith(f"feed.toml:{says}")
 
 
 def test_a_module_that_fails_is_told_with_place_and_search_path(folder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import feeder
 from small import WAIT_S, Aside, Counted, Pure, chunk, ids, make
+from watching import says
 
 
 def test_a_feed_with_several_devices_is_taken_from_by_device() -> None:
@@ -20,13 +21,10 @@ def test_a_feed_with_several_devices_is_taken_from_by_device() -> None:
         assert feed.devices == ("cpu:4", "cpu:7")
         assert feed.on("cpu:7") is feed.on(1)
         assert [next(feed.on(device)).step for device in ("cpu:7", 0, 1, "cpu:4")] == [1, 0, 3, 2]
+        told = "feed 'train' has 2 devices: take the batches of each from feed.on(device), one of "
         for take in (lambda: next(feed), lambda: iter(feed)):
-            with pytest.raises(feeder.ConfigError) as caught:
+            with says(feeder.ConfigError, told + "('cpu:4', 'cpu:7')"):
                 take()
-            assert str(caught.value) == (
-                "feed 'train' has 2 devices: take the batches of each from feed.on(device), one "
-                "of ('cpu:4', 'cpu:7')"
-            )
 
 
 def take(device: feeder.DeviceFeed, num: int) -> list[int]:
@@ -35,11 +33,11 @@ def take(device: feeder.DeviceFeed, num: int) -> list[int]:
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:2", 2, -1, None, 1.0], ids=repr)
 def test_an_unknown_device_is_told_with_those_that_there_are(device: Any) -> None:
-    with pytest.raises(feeder.ConfigError) as caught:
-        make(Pure(), devices=2)["train"].on(device)
-    assert str(caught.value) == (
+    told = (
         f"feed 'train' has no device {device!r}, expected one of ('cpu:0', 'cpu:1') or its number"
     )
+    with says(feeder.ConfigError, told):
+        make(Pure(), devices=2)["train"].on(device)
 
 
 def call_per_device(*num_workers: int, fetches: list[Any] | None = None) -> feeder.Coordinator:

@@ -13,30 +13,22 @@ import pytest
 
 import feeder
 from feeder.devices.slots import HostSlots
-from small import Aside, make
+from small import Aside, Calls, make
 
 ROWS = 3
 """Rows of a chunk: no divisor of the batch size, so that every batch is written into a slot."""
 WIDTH = 5
 
 
-class Blocks:
-    """`fetch(call)`: rows of `WIDTH` equal values, and a number beside each."""
+def blocks(num_calls: int = 400, **settings: Any) -> feeder.Coordinator:
+    """A feed of rows of `WIDTH` equal values, and a number beside each."""
 
-    def __init__(self, num_calls: int, rows: int = ROWS) -> None:
-        self.num_calls = num_calls
-        self.rows = rows
+    def fetch(call: feeder.Call) -> Any:
+        numbers = np.arange(ROWS) + ROWS * call.index + 1
+        return np.repeat(numbers, WIDTH).reshape(ROWS, WIDTH), numbers
 
-    def __call__(self, call: feeder.Call) -> Any:
-        if call.index == self.num_calls:
-            raise StopIteration
-        numbers = np.arange(self.rows) + self.rows * call.index + 1
-        return np.repeat(numbers, WIDTH).reshape(self.rows, WIDTH), numbers
-
-
-def blocks(num_calls: int = 400, rows: int = ROWS, **settings: Any) -> feeder.Coordinator:
     settings = {"max_buffered_batches": 4, **settings}
-    return make(Blocks(num_calls, rows), ["block", "number"], **settings)
+    return make(Calls(num_calls, fetch), ["block", "number"], **settings)
 
 
 def slots_of(coordinator: feeder.Coordinator) -> Any:
@@ -55,23 +47,17 @@ def assert_is(batch: feeder.Batch, step: int) -> None:
     assert batch["block"].tolist() == [[number] * WIDTH for number in wanted(step)]
 
 
-class Rows:
-    """`fetch(call)`: chunks of three rows of so many bytes."""
-
-    def __init__(self, row_bytes: int) -> None:
-        self.row_bytes = row_bytes
-
-    def __call__(self, call: feeder.Call) -> Any:
-        if call.index == 800:
-            raise StopIteration
-        return (np.full((3, self.row_bytes), call.index % 251 + 1, np.uint8),)
+def wide(row_bytes: int) -> feeder.Coordinator:
+    """A feed of chunks of three rows of so many bytes."""
+    fetch = Calls(800, lambda call: (np.full((3, row_bytes), call.index % 251 + 1, np.uint8),))
+    return make(fetch, max_buffered_batches=4)
 
 
 @pytest.mark.parametrize(
     ("row_bytes", "most"), [(16, 4 + 2 + 2 * 2 + 3), (20_000, 4 + 3)], ids=["tiny", "large"]
 )
 def test_few_slots_are_made_when_batches_are_dropped(row_bytes: int, most: int) -> None:
-    with make(Rows(row_bytes), max_buffered_batches=4) as coordinator:
+    with wide(row_bytes) as coordinator:
         slots = slots_of(coordinator)
         assert sum(len(batch["id"]) for batch in coordinator["train"]) == 2400
     assert slots.num_leased == 0
@@ -79,7 +65,7 @@ def test_few_slots_are_made_when_batches_are_dropped(row_bytes: int, most: int) 
 
 
 def test_slots_grow_in_number_while_batches_are_kept_and_are_let_go_again() -> None:
-    with make(Rows(100_000), max_buffered_batches=4) as coordinator:
+    with wide(100_000) as coordinator:
         slots = slots_of(coordinator)
         kept = [next(coordinator["train"]) for _ in range(100)]
         assert 100 <= slots.num_leased <= slots.num_made <= 100 + 4 + 3
@@ -158,7 +144,7 @@ def test_batches_may_be_dropped_by_other_threads_and_by_the_garbage_collector() 
 
 
 def test_arrays_are_aligned_and_read_only() -> None:
-    with blocks(rows=ROWS) as coordinator:
+    with blocks() as coordinator:
         for _, batch in zip(range(20), coordinator["train"], strict=False):
             for array in batch.values():
                 assert array.ctypes.data % 64 == 0

@@ -12,6 +12,7 @@ from feeder.devices import host
 from feeder.devices.host import HostQueue
 from feeder.waking import OneShotEvent
 from small import WAIT_S, Aside
+from watching import around
 
 MUCH: Any = SimpleNamespace(held_bytes=1 << 20, _is_copied=True)
 PASSED: Any = SimpleNamespace(held_bytes=1 << 20, _is_copied=False)
@@ -27,14 +28,9 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> HostQueue:
 
 def take_beside(queue: HostQueue, monkeypatch: pytest.MonkeyPatch) -> Aside:
     """A user who waits for a batch."""
-    waits, wait = threading.Event(), OneShotEvent.wait
-
-    def noted(bell: OneShotEvent, seconds: float) -> bool:
-        waits.set()
-        return wait(bell, seconds)
-
+    waits = threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(OneShotEvent, "wait", noted)
+        around(patch, OneShotEvent, "wait", before=lambda *_: waits.set())
         user = Aside(queue.get)
         assert waits.wait(WAIT_S)
     return user

@@ -24,7 +24,8 @@ from feeder.waking import OneShotEvent, Waker
 from feeder.workers.fetch.queue import Queue
 from feeder.workers.stream.position import LazyPosition
 from feeds import make
-from small import wait_until
+from small import Calls, wait_until
+from watching import around
 
 pytestmark = pytest.mark.served
 
@@ -37,14 +38,11 @@ class Interrupt(Exception):
 
 
 def factory(num_devices: int = 1, **settings: Any) -> feeder.Coordinator:
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == NUM_BATCHES:
-            raise StopIteration
-        return [np.full(ROWS, call.index)]
-
-    devices = [f"cpu:{i}" for i in range(num_devices)]
-    settings = {"max_buffered_batches": 4, **settings}
-    return make(fetch, input_blob_names=["id"], batch_size=ROWS, devices=devices, **settings)
+    settings = {
+        "input_blob_names": ["id"], "batch_size": ROWS, "max_buffered_batches": 4,
+        "devices": [f"cpu:{i}" for i in range(num_devices)], **settings,
+    }  # fmt: skip
+    return make(Calls(NUM_BATCHES, lambda call: [np.full(ROWS, call.index)]), **settings)
 
 
 @contextmanager
@@ -142,14 +140,12 @@ def test_the_server_is_told_of_what_the_loop_has_alone(
     monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     told, is_told = list[int](), threading.Semaphore(0)
-    use = ConsumerGroup.use
 
     def note(group: ConsumerGroup, lease: Any, message: Any) -> None:
-        use(group, lease, message)
         told.append(message.sequence)
         is_told.release()
 
-    monkeypatch.setattr(ConsumerGroup, "use", note)
+    around(monkeypatch, ConsumerGroup, "use", after=note)
     with reading(transport) as (batches, _):
         ids: list[int] = []
         for num in (7, 3, 6, 8, 5):

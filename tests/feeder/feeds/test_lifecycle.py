@@ -17,6 +17,7 @@ import pytest
 import feeder
 from feeder.workers.stats import Waits
 from small import WAIT_S, Counted, Pure, ids, make, wait_until
+from watching import says
 
 PACKAGE = str(Path(feeder.__file__).parent)
 
@@ -37,11 +38,9 @@ all_uses = pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 @all_uses
 def test_use_before_the_start_says_what_to_do(use: Callable[[feeder.Coordinator], Any]) -> None:
     coordinator = make(Pure())
-    with pytest.raises(feeder.ClosedError) as caught:
+    told = "feed 'train' is not started: use `with coordinator:` or coordinator.start()"
+    with says(feeder.ClosedError, told):
         use(coordinator)
-    assert str(caught.value) == (
-        "feed 'train' is not started: use `with coordinator:` or coordinator.start()"
-    )
     with coordinator:
         assert next(coordinator["train"]).step == 0
 
@@ -80,9 +79,8 @@ def test_a_coordinator_is_true_whatever_feeds_it_has() -> None:
 def test_a_stopped_coordinator_is_not_started_or_added_to() -> None:
     with make(Pure()) as coordinator:
         pass
-    with pytest.raises(feeder.ClosedError) as caught:
+    with says(feeder.ClosedError, "the coordinator is stopped; make a new one, with resume="):
         coordinator.start()
-    assert str(caught.value) == "the coordinator is stopped; make a new one, with resume="
     with pytest.raises(feeder.ClosedError, match=r"^the coordinator is stopped; make a new one"):
         make(Pure(), input_source_name="val", coordinator=coordinator)
     with pytest.raises(feeder.ClosedError):

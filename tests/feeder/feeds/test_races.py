@@ -11,7 +11,8 @@ import pytest
 
 import feeder
 from feeder.workers.stream.memory import Pool
-from small import WAIT_S, Pure, Seekable, chunk, ids, make
+from small import WAIT_S, Calls, Pure, Seekable, chunk, ids, make
+from watching import around
 
 
 def wait_until_all_is_enqueued() -> None:
@@ -41,13 +42,12 @@ def test_rows_that_a_larger_batch_leaves_out_are_there_for_smaller_ones(is_known
     """Whether the end of the epoch was known when the position was taken."""
     goes_on = threading.Event()
 
-    def fetch(call: feeder.Call) -> Any:
+    def twelve_and_two(call: feeder.Call) -> Any:
         if call.index == 1:
             assert goes_on.wait(WAIT_S)
-        if call.index > 1:
-            raise StopIteration
-        return (np.arange(14)[slice(12) if call.index == 0 else slice(12, 14)] + 100 * call.epoch,)
+        return (np.split(np.arange(14), [12])[call.index] + 100 * call.epoch,)
 
+    fetch = Calls(2, twelve_and_two)
     settings = {
         "batch_size": None, "global_batch_size": 12, "last_batch": "drop", "rounds": "epoch",
         "epochs": 2,
@@ -147,14 +147,8 @@ def test_a_call_is_made_again_from_where_the_failed_one_began(call: int) -> None
 
 def test_a_cache_of_the_fetch_function_is_not_the_users_to_write() -> None:
     cache = {index: chunk(0, index, 4) for index in range(6)}
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == len(cache):
-            raise StopIteration
-        return cache[call.index]
-
     seen = []
-    with make(fetch, epochs=2, writable=True) as coordinator:
+    with make(Calls(6, lambda call: cache[call.index]), epochs=2, writable=True) as coordinator:
         for batch in coordinator["train"]:
             seen += ids([batch])
             batch["id"][:] = 0
@@ -168,9 +162,7 @@ def test_nor_is_what_it_may_find_by_a_weak_reference(rows: int) -> None:
     cache: WeakValueDictionary[int, Any] = WeakValueDictionary()
     pool = Pool()
 
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 3:
-            raise StopIteration
+    def find(call: feeder.Call) -> Any:
         array = cache.get(call.index)
         if array is None:
             array = cache[call.index] = pool.empty((rows,), np.int64)
@@ -178,7 +170,8 @@ def test_nor_is_what_it_may_find_by_a_weak_reference(rows: int) -> None:
         return [array]
 
     kept, seen = [], []
-    with make(fetch, batch_size=rows, epochs=2, writable=True, num_threads=1) as coordinator:
+    settings: Any = {"batch_size": rows, "epochs": 2, "writable": True, "num_threads": 1}
+    with make(Calls(3, find), **settings) as coordinator:
         for batch in coordinator["train"]:
             kept.append(batch)
             seen.append(set(batch["id"].tolist()))
@@ -190,13 +183,9 @@ def test_a_stop_wakes_an_enqueuer_in_the_middle_of_a_group(monkeypatch: pytest.M
     coordinator = make(Pure(1, 100), max_buffered_batches=4, devices=2)
     feed = coordinator["train"]
     queue, _ = feed.streams[0].queues
-    wait, waits = queue._drained.wait, threading.Event()
-
-    def tell_and_wait() -> None:
-        waits.set()  # under the lock, which a stop gets once the wait has begun
-        wait()
-
-    monkeypatch.setattr(queue._drained, "wait", tell_and_wait)
+    waits = threading.Event()
+    # Under the lock, which a stop gets once the wait has begun.
+    around(monkeypatch, queue._drained, "wait", before=waits.set)
     coordinator.start()
     for _ in range(2):  # of the second device, so that the first is full when it wants more
         next(feed.on(1))

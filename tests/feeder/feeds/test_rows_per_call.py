@@ -15,7 +15,8 @@ from conformance.served import reading, serving
 from feeder import Call, Coordinator
 from feeder.service.server import run
 from feeder.workers.fetch.queue import Queue
-from small import WAIT_S
+from small import WAIT_S, Calls
+from watching import around
 
 pytestmark = pytest.mark.served
 
@@ -151,15 +152,13 @@ def test_a_server_says_so_where_the_arrays_of_all_calls_are_kept() -> None:
     kept = []
 
     def fetch(call: Call) -> Any:
-        if call.index >= 100:
-            raise StopIteration
         array = call.empty((1, 500_000), np.int64)
         array[:] = 1
         kept.append(array)
         return (array,)
 
     with (
-        over_service(fetch, rows_per_call=1, batch_size=1) as feed,
+        over_service(Calls(100, fetch), rows_per_call=1, batch_size=1) as feed,
         pytest.raises(feeder.FetchError, match=r"keeps what call\.out or call\.empty gave it"),
     ):
         for batch in feed:
@@ -289,11 +288,7 @@ def test_what_calls_beyond_the_end_write_is_in_no_batch(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last batch of an epoch is filled up when the calls that have places in it are over."""
-    begun, waits, wait = threading.Barrier(3), threading.Event(), Queue.wait_for_calls
-
-    def noted(queue: Queue, epoch: int) -> None:
-        waits.set()
-        wait(queue, epoch)
+    begun, waits = threading.Barrier(3), threading.Event()
 
     def fetch(call: Call) -> Any:
         if call.index < 5:
@@ -305,7 +300,7 @@ def test_what_calls_beyond_the_end_write_is_in_no_batch(
             call.empty((2,), np.int64)[:] = -1
         raise StopIteration
 
-    monkeypatch.setattr(Queue, "wait_for_calls", noted)
+    around(monkeypatch, Queue, "wait_for_calls", before=lambda *_: waits.set())
     rows = all_of(running, fetch, batch_size=8, last_batch="pad", num_threads=3)
     assert rows == [*WHOLE[:10], *[WHOLE[9]] * 6]
 

@@ -29,6 +29,7 @@ from feeder.job import (
 )
 from feeder.job.checkpoints.manifest import Manifest, Part
 from jobs import NODES, NUM_EPOCHS, TOTALS
+from watching import says
 
 DB_TYPES = ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))]
 
@@ -38,14 +39,11 @@ def manager_in(folder: Path, db_type: str = "file", **settings: Any) -> MultiNod
 
 
 def train(
-    folder: Path, start: int | None = None, job: Job | None = None, **settings: Any
-) -> tuple[int, int]:
+    folder: Path, start: int | None = None, job: Job | None = None, db_type: str = "file",
+    **settings: Any,
+) -> tuple[int, int]:  # fmt: skip
     """Run the job of three nodes; returns its last epoch and a node's total."""
-    db_type = settings.pop("db_type", "file")
-    runner = JobRunner(job or jobs.make_three(), manager_in(folder, db_type), start, **settings)
-    with LocalSession() as session:
-        last = runner.train(session)
-        return last, int(session.fetch(NODES[0], ["total"])["total"][0])
+    return jobs.train(manager_in(folder, db_type), job, start, **settings)[:2]
 
 
 def newest(folder: Path, db_type: str = "file") -> int | None:
@@ -105,12 +103,11 @@ def test_the_newest_that_is_whole_is_found_and_damaged_ones_are_named(
 def test_where_none_is_whole_nothing_is_begun_anew(trained: Path, db_type: str) -> None:
     for epoch in range(NUM_EPOCHS + 1):
         flip(trained / f"trainer_0.{epoch}", 60)
-    with pytest.raises(feeder.CheckpointError) as caught:
-        train(trained, db_type=db_type)
-    assert str(caught.value) == (
+    told = (
         f"none of the 5 epochs of nodes {NODES!r} in {str(trained)!r} is whole; move them away to "
-        "begin anew, or name another place"
     )
+    with says(feeder.CheckpointError, told + "begin anew, or name another place"):
+        train(trained, db_type=db_type)
 
 
 def test_a_limit_that_was_raised_lets_a_finished_job_go_on(tmp_path: Path) -> None:
@@ -164,9 +161,8 @@ def test_that_a_job_was_put_back_is_not_forgotten_before_the_first_save(
     assert newest(tmp_path, db_type) == start
     if start < NUM_EPOCHS:
         assert sorted(os.listdir(tmp_path / "manifests")) == [*before, f"trainer_0.g2.{start}"]
-    runner = JobRunner(jobs.make_three(), manager_in(tmp_path, db_type))
-    with LocalSession() as session:
-        assert (runner.train(session), runner.resume_from_epoch) == (NUM_EPOCHS, start)
+    last, _, runner = jobs.train(manager_in(tmp_path, db_type))
+    assert (last, runner.resume_from_epoch) == (NUM_EPOCHS, start)
 
 
 def test_that_a_job_was_put_back_is_noted_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -175,8 +171,8 @@ def test_that_a_job_was_put_back_is_noted_before_anything_is_loaded(tmp_path: Pa
             raise Killed
 
     train(tmp_path)
-    with LocalSession() as session, pytest.raises(Killed):
-        JobRunner(jobs.make_three(), Dying(tmp_path), 1).train(session)
+    with pytest.raises(Killed):
+        jobs.train(Dying(tmp_path), start=1)
     assert newest(tmp_path) == 1
 
 
@@ -189,9 +185,8 @@ def test_what_cannot_be_noted_is_told_or_raised(
     with pytest.raises(feeder.CheckpointError, match="free some space"):
         train(tmp_path, 1, on_save_error="raise")
     failing = FailingFs("fsync", 1, errno.ENOSPC)
-    runner = JobRunner(jobs.make_three(), manager_in(tmp_path), 1)
-    with LocalSession() as session:
-        assert (runner.train(session), runner.failed_saves) == (NUM_EPOCHS, [])
+    last, _, runner = jobs.train(manager_in(tmp_path), start=1)
+    assert (last, runner.failed_saves) == (NUM_EPOCHS, [])
     assert "it cannot be noted that the job was put back to epoch 1; until its next" in caplog.text
     monkeypatch.setattr("feeder.checkpoint.store.OsFs", OsFs)
     assert newest(tmp_path) == NUM_EPOCHS
@@ -260,12 +255,9 @@ def test_an_lmdb_needs_a_folder(tmp_path: Path) -> None:
 def test_an_epoch_that_is_not_there_is_named_with_those_that_are(
     trained: Path, db_type: str
 ) -> None:
-    with pytest.raises(feeder.CheckpointError) as caught:
+    told = f"epoch 7 of nodes {NODES!r} is not complete in {str(trained)!r}, expected one of "
+    with says(feeder.CheckpointError, told + "[0, 1, 2, 3, 4]"):
         train(trained, 7, db_type=db_type)
-    assert str(caught.value) == (
-        f"epoch 7 of nodes {NODES!r} is not complete in {str(trained)!r}, expected one of "
-        "[0, 1, 2, 3, 4]"
-    )
 
 
 @pytest.mark.parametrize("nodes", [NODES[:2], [*NODES, "trainer_3"], ["trainer_2", "trainer_9"]])
@@ -284,13 +276,13 @@ def test_other_nodes_than_were_saved_are_refused(
 @pytest.mark.parametrize("db_type", ["file"], indirect=True)
 def test_a_manifest_whose_part_is_missing_names_it(trained: Path, db_type: str) -> None:
     (trained / "trainer_1.2").unlink()
-    with pytest.raises(feeder.CheckpointError) as caught:
-        train(trained, 2, db_type=db_type)
-    assert str(caught.value) == (
+    told = (
         f"epoch 2 of {str(trained / 'manifests/trainer_0.g1.2')!r} is not whole: its part "
         f"{str(trained / 'trainer_1.2')!r} is missing; put that file back, or resume from another "
         "epoch"
     )
+    with says(feeder.CheckpointError, told):
+        train(trained, 2, db_type=db_type)
 
 
 def test_a_part_that_is_exchanged_at_the_last_moment_is_not_loaded(
@@ -345,10 +337,8 @@ def test_a_run_that_was_overtaken_saves_nothing_more(
                 assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
             return super().save(epoch)
 
-    runner = JobRunner(jobs.make_three(), Overtaken(tmp_path))
-    with LocalSession() as session:
-        assert runner.train(session) == NUM_EPOCHS
-    assert runner.failed_saves == [2, 3, 4]
+    last, _, runner = jobs.train(Overtaken(tmp_path))
+    assert (last, runner.failed_saves) == (NUM_EPOCHS, [2, 3, 4])
     assert "another run of nodes" in caplog.text and "end one of the two" in caplog.text
     assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
 
@@ -365,10 +355,8 @@ def test_of_two_runs_that_began_at_once_one_saves_nothing(
             return super().load(*arguments)
 
     assert train(tmp_path) == (NUM_EPOCHS, TOTALS[-1])
-    runner = JobRunner(jobs.make_three(), Together(tmp_path), resume_from_epoch=1)
-    with LocalSession() as session:
-        assert runner.train(session) == NUM_EPOCHS
-    assert runner.failed_saves == [2, 3, 4]
+    last, _, runner = jobs.train(Together(tmp_path), start=1)
+    assert (last, runner.failed_saves) == (NUM_EPOCHS, [2, 3, 4])
     assert "another run of nodes" in caplog.text
 
 
@@ -407,11 +395,10 @@ def test_names_and_entries_of_nodes_that_were_saved_by_jobs_of_their_own(
     manager.init(jobs.make_three().nodes_to_checkpoint())
     for node in NODES:
         assert manager.get_ckpt_db_name(node, 5) == f"{tmp_path}/{node}.5"
-        with LocalSession() as session:
-            own = manager_in(tmp_path, db_type)
-            assert JobRunner(jobs.make_job(node), own).train(session) == NUM_EPOCHS
-            # What the init group and add_object have made; not the rows that epochs add.
-            assert own.blob_list() == {node: ["total", "state/reader"]}
+        own = manager_in(tmp_path, db_type)
+        assert jobs.train(own, jobs.make_job(node)).last == NUM_EPOCHS
+        # What the init group and add_object have made; not the rows that epochs add.
+        assert own.blob_list() == {node: ["total", "state/reader"]}
     runner, session = JobRunner(jobs.make_three(), manager_in(tmp_path, db_type)), LocalSession()
     names = ["trainer_1/total", "trainer_2/total"]
     for epoch, expected in enumerate(TOTALS, start=1):
@@ -454,9 +441,7 @@ def test_a_job_reads_elsewhere_and_saves_in_its_own_place(trained: Path, db_type
     manager.set_params(NODES, path_prefix=f"{trained}/", path_type=db_type)
     assert manager.get_resume_from_epoch_id() == NUM_EPOCHS
     for start, saved in ((2, [3, 4]), (None, [3, 4])):
-        with LocalSession() as session:
-            assert JobRunner(jobs.make_three(), manager, start).train(session) == NUM_EPOCHS
-            assert session.fetch(NODES[0], ["total"])["total"] == TOTALS[-1]
+        assert jobs.train(manager, start=start)[:2] == (NUM_EPOCHS, TOTALS[-1])
         assert [epoch for epoch in range(6) if (new / f"trainer_0.{epoch}").exists()] == saved
     assert all(map(manager.exists, range(5)))
 
@@ -499,17 +484,15 @@ def test_a_handler_of_the_users_own_is_told_and_asked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger: MetadataHandler = Ledger()
-    with LocalSession() as session:
-        manager = CheckpointManager(tmp_path, "only", "file", ledger)
-        assert JobRunner(jobs.make_single(), manager).train(session) == NUM_EPOCHS
+    manager = CheckpointManager(tmp_path, "only", "file", ledger)
+    assert jobs.train(manager, jobs.make_single()).last == NUM_EPOCHS
     assert ledger.epochs == [0, 1, 2, 3, 4]
     assert ledger.calls[0] == (str(tmp_path), "file", ["only"], None, None)
     assert ledger.calls[-1] == ("checkpoint_save", [str(tmp_path / "only.4")])
     ledger.epochs, ledger.accessible = [2], False
-    with LocalSession() as session, caplog.at_level(logging.WARNING):
-        runner = JobRunner(jobs.make_single(), manager)
-        assert runner.train(session) == NUM_EPOCHS
-    assert (runner.resume_from_epoch, runner.failed_saves) == (2, [3, 4])
+    with caplog.at_level(logging.WARNING):
+        last, _, runner = jobs.train(manager, jobs.make_single())
+    assert (last, runner.resume_from_epoch, runner.failed_saves) == (NUM_EPOCHS, 2, [3, 4])
     assert caplog.text.count("cannot be written to") == 2
     assert caplog.text.count(f"{str(tmp_path / 'only.4')!r}") == 1
 

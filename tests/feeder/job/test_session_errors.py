@@ -241,10 +241,9 @@ def test_a_job_ends_where_a_node_was_started_again(tmp_path: Path, when: str, la
         with pytest.raises(feeder.RemoteError, match="node 'trainer_1' was started again"):
             runner.train(manager.session)
     assert (runner.failed_saves, manager.get_resume_from_epoch_id()) == ([], last)
-    with LocalSession() as session:
-        runner = JobRunner(jobs.make_three(), MultiNodeCheckpointManager(tmp_path))
-        assert (runner.train(session), runner.resume_from_epoch) == (NUM_EPOCHS, last)
-        assert session.fetch(NODES[1], ["total"])["total"] == TOTALS[-1]
+    trained = jobs.train(MultiNodeCheckpointManager(tmp_path))
+    assert (trained.last, trained.total) == (NUM_EPOCHS, TOTALS[-1])
+    assert trained.runner.resume_from_epoch == last
 
 
 def test_a_node_that_was_not_told_to_begin_refuses_everything(tmp_path: Path) -> None:
@@ -276,16 +275,13 @@ def test_a_node_that_was_not_told_to_begin_refuses_everything(tmp_path: Path) ->
 @pytest.mark.parametrize("db_type", ["file", pytest.param("lmdb", marks=pytest.mark.needs("lmdb"))])
 def test_an_epoch_of_a_lost_workspace_is_not_loaded(tmp_path: Path, db_type: str) -> None:
     manager = MultiNodeCheckpointManager(tmp_path, db_type)
-    with LocalSession() as session:
-        JobRunner(jobs.make_three(), manager).train(session)
+    jobs.train(manager)
     replace_part(manager, 3, {"state/reader": codec.pack({"position": 0})})
-    with LocalSession() as session, pytest.raises(feeder.CheckpointError) as caught:
-        JobRunner(jobs.make_three(), manager, 3).train(session)
+    with pytest.raises(feeder.CheckpointError) as caught:
+        jobs.train(manager, start=3)
     assert f"checkpoint {str(tmp_path / 'trainer_1.3')!r} lacks ['total']" in str(caught.value)
     assert str(caught.value).endswith("when it was saved; resume from another epoch")
-    with LocalSession() as session:
-        assert JobRunner(jobs.make_three(), manager, 2).train(session) == NUM_EPOCHS
-        assert session.fetch(NODES[1], ["total"])["total"] == TOTALS[-1]
+    assert jobs.train(manager, start=2)[:2] == (NUM_EPOCHS, TOTALS[-1])
 
 
 def replace_part(manager: MultiNodeCheckpointManager, epoch: int, entries: dict[str, Any]) -> None:

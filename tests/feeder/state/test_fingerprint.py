@@ -12,7 +12,8 @@ import pytest
 import feeder
 from feeder import sources
 from feeder.workers.sources.source import Source
-from small import Counted, Pure, ids, make
+from small import Calls, Counted, Pure, ids, make
+from watching import says
 
 
 def snapshot_of(fetch: Any, num_batches: int = 1, **settings: Any) -> feeder.Snapshot:
@@ -75,14 +76,12 @@ def test_another_first_worker_id_is_told() -> None:
     with two_devices(2) as coordinator:
         next(coordinator["train"].on(1))
         state = coordinator.state_dict()
-    with pytest.raises(feeder.ResumeError) as caught:
+    with says(feeder.ResumeError, ANOTHER + "num_worker_threads: 2 then, 3 now"):
         two_devices(3).load_state_dict(state)
-    assert str(caught.value) == ANOTHER + "num_worker_threads: 2 then, 3 now"
     snapshot = feeder.Snapshot.from_bytes(state["feeder"])
     (second,) = (state for state in snapshot.states if state.number == 1)
-    with pytest.raises(feeder.ResumeError) as caught:
+    with says(feeder.ResumeError, ANOTHER + "first_worker_id: 2 then, 3 now"):
         two_devices(3)["train"].streams[1].positions.find(second)
-    assert str(caught.value) == ANOTHER + "first_worker_id: 2 then, 3 now"
 
 
 class Before(Source):
@@ -176,13 +175,11 @@ def test_a_state_dict_is_loaded_before_the_start_alone() -> None:
     state = coordinator.state_dict()
     coordinator.load_state_dict(state)
     coordinator.load_state_dict(state)
+    told = "feed 'train' is started already; load its state before coordinator.start()"
     with coordinator:
         for loader in (coordinator, coordinator["train"]):
-            with pytest.raises(feeder.ResumeError) as caught:
+            with says(feeder.ResumeError, told):
                 loader.load_state_dict(state)
-            assert str(caught.value) == (
-                "feed 'train' is started already; load its state before coordinator.start()"
-            )
     for loader in (coordinator, coordinator["train"]):
         with pytest.raises((feeder.ResumeError, feeder.ClosedError)):
             loader.load_state_dict(state)
@@ -204,12 +201,7 @@ def test_an_older_position_needs_a_whole_round_of_the_devices_that_there_are() -
 
 
 def columns(*shape: int, dtype: Any = np.int64) -> Any:
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 4:
-            raise StopIteration
-        return np.ones((3, *shape), dtype), np.ones(3)
-
-    return fetch
+    return Calls(4, lambda call: (np.ones((3, *shape), dtype), np.ones(3)))
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["snapshot", "state dict"])
@@ -218,12 +210,12 @@ def test_other_columns_than_then_are_told_at_the_first_chunk(held: bool) -> None
         next(coordinator["train"])
         position = coordinator.snapshot() if held else coordinator.state_dict()
     coordinator = make(columns(5, dtype=np.float32), ["x", "y"], resume=position)
-    with coordinator, pytest.raises(feeder.ResumeError) as caught:
-        list(coordinator["train"])
-    assert str(caught.value) == (
+    told = (
         "the fetch function gives other columns: dtype of 'x': int64 then, float32 now; row shape "
         "of 'x': (2,) then, (5,) now"
     )
+    with coordinator, says(feeder.ResumeError, told):
+        list(coordinator["train"])
 
 
 def test_a_replay_that_gives_other_rows_names_the_worker() -> None:

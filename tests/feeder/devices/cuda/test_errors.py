@@ -15,9 +15,10 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.protocol import events
 from feeder.service.server.group import ConsumerGroup
-from small import WAIT_S, Aside, Pure, make
+from small import WAIT_S, Aside, Calls, Pure, make
 from standin.arrays import DeviceArray
 from standin.gpu import Machine, StandinError, assert_sound, installed
+from watching import around, says
 
 
 @pytest.fixture
@@ -61,9 +62,8 @@ def test_a_wrong_setting_is_named_and_nothing_is_added(
     machine: Machine, settings: dict[str, Any], told: str
 ) -> None:
     coordinator = feeder.Coordinator()
-    with pytest.raises(feeder.ConfigError) as caught:
+    with says(feeder.ConfigError, told):
         make(Pure(), coordinator=coordinator, **settings)
-    assert str(caught.value) == told
     assert list(coordinator) == []
     assert machine.regions == []
 
@@ -81,9 +81,8 @@ def test_a_wrong_setting_is_named_and_nothing_is_added(
 def test_a_consumers_wrong_setting_is_named_before_anything_is_connected(
     machine: Machine, settings: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(feeder.ConfigError) as caught:
+    with says(feeder.ConfigError, told):
         feeder.connect("tcp://127.0.0.1:1", timeout=0.1, **settings)
-    assert str(caught.value) == told
 
 
 # ---- dtypes
@@ -112,24 +111,17 @@ def test_a_dtype_that_the_device_lacks_is_named(machine: Machine, dtype: Any) ->
     assert machine.regions == []
 
 
-class Named:
-    """`fetch(call)`: numbers, and beside each the bytes of its name."""
-
-    def __call__(self, call: feeder.Call) -> Any:
-        if call.index == 11:
-            raise StopIteration
-        numbers = np.arange(3) + 3 * call.index
-        names = b"".join(b"%04d" % number for number in numbers)
-        return numbers, np.frombuffer(names, "V1").reshape(3, 4).copy(), numbers * 0.5
-
-
-def named(**more: Any) -> feeder.Coordinator:
-    return make(Named(), ["id", "name", "half"], 4, last_batch="keep", **more)
+def with_names(call: feeder.Call) -> Any:
+    """Numbers, and beside each the bytes of its name."""
+    numbers = np.arange(3) + 3 * call.index
+    names = b"".join(b"%04d" % number for number in numbers)
+    return numbers, np.frombuffer(names, "V1").reshape(3, 4).copy(), numbers * 0.5
 
 
 def test_raw_bytes_stay_on_the_host(machine: Machine) -> None:
     """Also of batches that are kept, and of a last one that is shorter."""
-    with named(devices=("cuda:0",)) as coordinator:
+    fetch, names = Calls(11, with_names), ["id", "name", "half"]
+    with make(fetch, names, 4, last_batch="keep", devices=("cuda:0",)) as coordinator:
         kept = list(coordinator["train"])
         found = [
             (batch["id"].tolist(), batch["name"].tobytes(), batch["half"].tolist())
@@ -148,20 +140,15 @@ def test_raw_bytes_stay_on_the_host(machine: Machine) -> None:
 def test_a_consumer_is_told_of_a_dtype_that_its_device_lacks(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, perform = threading.Event(), ConsumerGroup._perform
+    left = threading.Event()
 
-    def noted(group: ConsumerGroup, one: Any) -> None:
-        perform(group, one)
+    def note(group: ConsumerGroup, one: Any) -> None:
         if isinstance(one, events.EndLease):
             left.set()
 
-    monkeypatch.setattr(ConsumerGroup, "_perform", noted)
-
-    def fetch(call: feeder.Call) -> Any:
-        return (np.zeros(4, "datetime64[s]"),)
-
+    around(monkeypatch, ConsumerGroup, "_perform", after=note)
     with (
-        serving(lambda: make(fetch)) as server,
+        serving(lambda: make(lambda call: (np.zeros(4, "datetime64[s]"),))) as server,
         reading(server, device="cuda:1") as consumer,
     ):
         steps, error = fail_of(consumer)
@@ -213,12 +200,12 @@ def test_one_more_batch_than_there_is_memory_for_is_told(machine: Machine) -> No
     with on("cuda:0") as coordinator:
         feed = coordinator["train"]
         kept = list(islice(feed, 5))
-        with pytest.raises(feeder.DeviceError) as caught:
-            next(feed)
-        assert str(caught.value) == (
+        told = (
             "cuda:0: 64 bytes for one more batch, beside 5 that are kept, were refused: out of "
             "device memory; 0 bytes are free; keep fewer batches"
         )
+        with says(feeder.DeviceError, told) as caught:
+            next(feed)
         # What comes after it is not handed out in its place.
         kept.clear()
         for _ in range(2):

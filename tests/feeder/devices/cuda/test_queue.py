@@ -15,35 +15,28 @@ import parts
 from feeder.devices.cuda.copier import Copier
 from feeder.devices.cuda.leases import Leases
 from feeder.devices.routed import HOLD
-from small import ids, make
+from small import Calls, ids, make
 from standin.gpu import Machine, StandinDriver, assert_sound, installed
+from watching import around
 
 ROWS, WIDTH = 4, 50
 SLOT_BYTES = 64 + 256
-"""Of `Wide`'s batches: ids, padded to 64 bytes, and 200 bytes of rows, padded to 256."""
+"""Of the batches of `wide`: ids, padded to 64 bytes, and 200 bytes of rows, padded to 256."""
 
 
-class Wide:
-    """`fetch(call)`: ids, and beside each a row of `WIDTH` bytes like it."""
+def wide(num_calls: int = 40, **settings: Any) -> feeder.Coordinator:
+    """A feed of ids, three in a call, and beside each a row of `WIDTH` bytes like it."""
 
-    def __init__(self, num_calls: int = 40, rows: int = 3) -> None:
-        self.num_calls = num_calls
-        self.rows = rows
-
-    def __call__(self, call: feeder.Call) -> Any:
-        if call.index >= self.num_calls:
-            raise StopIteration
-        numbers = np.arange(self.rows) + self.rows * call.index
+    def fetch(call: feeder.Call) -> Any:
+        numbers = np.arange(3) + 3 * call.index
         return numbers, np.repeat(numbers % 251, WIDTH).astype(np.uint8).reshape(-1, WIDTH)
 
-
-def wide(num_calls: int = 40, rows: int = 3, **settings: Any) -> feeder.Coordinator:
     settings = {"devices": ("cuda:0",)} | settings
-    return make(Wide(num_calls, rows), ["id", "row"], ROWS, **settings)
+    return make(Calls(num_calls, fetch), ["id", "row"], ROWS, **settings)
 
 
 def assert_is(batch: feeder.Batch, step: int) -> None:
-    """See that a batch of `Wide` holds what it held when it was handed out."""
+    """See that a batch of `wide` holds what it held when it was handed out."""
     numbers = list(range(ROWS * step, ROWS * step + ROWS))
     assert batch.step == step
     assert batch["id"].tolist() == numbers
@@ -73,19 +66,6 @@ def test_a_batch_is_one_copy_and_small_ones_share_one(machine: Machine) -> None:
     assert machine.num_copied_bytes == 300 * SLOT_BYTES
 
 
-class Rows:
-    """`fetch(call)`: the same rows again and again."""
-
-    def __init__(self, rows: np.ndarray, num_calls: int) -> None:
-        self.rows = rows
-        self.num_calls = num_calls
-
-    def __call__(self, call: feeder.Call) -> Any:
-        if call.index == self.num_calls:
-            raise StopIteration
-        return (self.rows,)
-
-
 # ---- memory
 
 
@@ -102,7 +82,8 @@ def test_memory_is_taken_once_for_as_many_slots_as_it_was_told(
 def test_large_batches_get_few_slots_by_default(machine: Machine) -> None:
     machine.gpu_bytes = machine.pinned_bytes = 2**28
     rows = np.zeros((8, 2**20), np.uint8)
-    with make(Rows(rows, 9), batch_size=8, devices=("cuda:0",)) as coordinator:
+    fetch = Calls(9, lambda call: (rows,))
+    with make(fetch, batch_size=8, devices=("cuda:0",)) as coordinator:
         next(coordinator["train"])
         assert machine.used("pinned", "") == 4 * 2**23
         assert machine.used("device", "cuda:0") == (4 + HOLD) * 2**23
@@ -166,26 +147,15 @@ def test_a_copy_of_a_batch_is_described_before_its_slot_is_another_batchs(
 ) -> None:
     """The next batch, which is longer, may be there at once."""
     begun = threading.Event()
-    copy_in, give = StandinDriver.copy_in, Leases.give
 
-    def copy_and_tell(*args: Any) -> None:
-        copy_in(*args)
-        begun.set()
-
-    def wait_and_give(*args: Any) -> Any:
+    def wait(*_: Any) -> None:
         begun.clear()
         begun.wait(0.02)
-        return give(*args)
 
-    monkeypatch.setattr(StandinDriver, "copy_in", copy_and_tell)
-    monkeypatch.setattr(Leases, "give", wait_and_give)
+    around(monkeypatch, StandinDriver, "copy_in", after=lambda *_: begun.set())
+    around(monkeypatch, Leases, "give", before=wait)
     lengths = [3, 4, 1, 2] * 8
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == len(lengths):
-            raise StopIteration
-        return (np.arange(lengths[call.index]),)
-
+    fetch = Calls(len(lengths), lambda call: (np.arange(lengths[call.index]),))
     with make(fetch, dont_rebatch=True, devices=("cuda:0",), depth=1) as coordinator:
         batches = list(coordinator["train"])
         assert [len(batch["id"]) for batch in batches] == lengths
@@ -195,17 +165,16 @@ def test_a_copy_of_a_batch_is_described_before_its_slot_is_another_batchs(
 # ---- places of calls
 
 
-class Writing:
+class Writing(Calls):
     """`fetch(call)`: a batch's numbers, written where they belong; it keeps the first arrays."""
 
-    def __init__(self, num_calls: int, num_kept: int = 0) -> None:
-        self.num_calls, self.num_kept = num_calls, num_kept
+    def __init__(self, num_kept: int = 0) -> None:
+        super().__init__(60, self.write)
+        self.num_kept = num_kept
         self.kept: dict[int, np.ndarray] = {}
         self.addresses: dict[int, int] = {}
 
-    def __call__(self, call: feeder.Call) -> Any:
-        if call.index >= self.num_calls:
-            raise StopIteration
+    def write(self, call: feeder.Call) -> Any:
         array = call.empty((ROWS,), np.int64)
         array[:] = np.arange(ROWS) + ROWS * call.index
         self.addresses[call.index] = array.ctypes.data
@@ -216,7 +185,7 @@ class Writing:
 
 @pytest.mark.parametrize("depth", (1, 4, 0))
 def test_calls_write_to_pinned_memory(machine: Machine, depth: int) -> None:
-    fetch = Writing(60)
+    fetch = Writing()
     settings: Any = {
         "devices": ("cuda:0",), "rows_per_call": ROWS, "depth": depth, "max_buffered_batches": 4
     }  # fmt: skip
@@ -234,7 +203,7 @@ def test_calls_write_to_pinned_memory(machine: Machine, depth: int) -> None:
 
 
 def test_what_a_call_has_kept_does_not_change(machine: Machine) -> None:
-    fetch = Writing(60, num_kept=1)
+    fetch = Writing(num_kept=1)
     settings: Any = {"devices": ("cuda:0",), "rows_per_call": ROWS, "depth": 16, "num_threads": 1}
     with make(fetch, **settings) as coordinator:
         assert ids(coordinator["train"]) == list(range(60 * ROWS))
@@ -242,7 +211,7 @@ def test_what_a_call_has_kept_does_not_change(machine: Machine) -> None:
 
 
 def test_a_function_that_keeps_all_pinned_memory_is_told(machine: Machine) -> None:
-    fetch = Writing(60, num_kept=60)
+    fetch = Writing(num_kept=60)
     settings: Any = {
         "devices": ("cuda:0",), "rows_per_call": ROWS, "depth": 1, "max_buffered_batches": 4
     }  # fmt: skip
@@ -257,13 +226,7 @@ def test_a_position_tells_nothing_of_pinned_memory(
 ) -> None:
     """Whoever still has the batch that lay there: the memory may be the next batch's by now."""
     kept: list[Any] = []
-    load = Copier._load
-
-    def load_and_keep(copier: Copier, transfer: Any) -> Any:
-        kept.append(transfer)
-        return load(copier, transfer)
-
-    monkeypatch.setattr(Copier, "_load", load_and_keep)
+    around(monkeypatch, Copier, "_load", before=lambda copier, transfer: kept.append(transfer))
     with wide() as coordinator:
         cuts = [batch.cut for batch in coordinator["train"]]
     assert len(cuts) == 30

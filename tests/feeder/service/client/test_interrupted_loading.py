@@ -19,6 +19,7 @@ from conformance.served import reading, serving
 from feeder.service.client.inbox import Inbox, Loading
 from feeder.service.client.io_loop import ClientLoop
 from small import WAIT_S, Aside, Pure, make, wait_until
+from watching import around
 
 pytestmark = pytest.mark.served
 
@@ -47,20 +48,14 @@ def _held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """The I/O thread does not come to it until it is let, and the user is interrupted as it
     waits."""
     may_go_on, is_first = threading.Event(), [True]
-    reopen, wait = ClientLoop.reopen, Inbox.wait_for_opened
-
-    def wait_and_reopen(loop: ClientLoop, *args: Any) -> None:
-        assert may_go_on.wait(WAIT_S)
-        reopen(loop, *args)
 
     def interrupt_once(inbox: Inbox, number: int) -> None:
         if number and is_first:
             is_first.clear()
             raise Interrupt
-        wait(inbox, number)
 
-    monkeypatch.setattr(ClientLoop, "reopen", wait_and_reopen)
-    monkeypatch.setattr(Inbox, "wait_for_opened", interrupt_once)
+    around(monkeypatch, ClientLoop, "reopen", before=lambda *_: may_go_on.wait(WAIT_S))
+    around(monkeypatch, Inbox, "wait_for_opened", before=interrupt_once)
     yield may_go_on.set
     may_go_on.set()
 

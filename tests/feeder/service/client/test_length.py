@@ -12,6 +12,7 @@ import feeder
 from conformance.served import reading, serving
 from feeds import make
 from fetches import make_fetch
+from small import Calls
 
 pytestmark = pytest.mark.served
 
@@ -69,13 +70,11 @@ def test_a_length_that_nobody_knows_is_none(settings: dict[str, Any]) -> None:
         len(coordinator["train"])
 
 
-class Table:
+class Table(Calls):
     """A pure fetch function whose `rows` are something else."""
 
-    def __call__(self, call: feeder.Call) -> Any:
-        if call.index == 3:
-            raise StopIteration
-        return [self.rows(4 * call.index, 4)]
+    def __init__(self) -> None:
+        super().__init__(3, lambda call: [self.rows(4 * call.index, 4)])
 
     def rows(self, first: int, num: int) -> Any:
         return np.arange(first, first + num)

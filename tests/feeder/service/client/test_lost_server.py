@@ -23,44 +23,25 @@ from small import WAIT_S, Aside, Pure, make, wait_until
 pytestmark = pytest.mark.served
 
 
-@contextlib.contextmanager
-def http(port: int) -> Iterator[SimpleQueue[None]]:
-    """What answers as HTTP does, and counts how often it is asked."""
-    asked: SimpleQueue[None] = SimpleQueue()
-
-    def answer() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            asked.put(None)
-            with connection, contextlib.suppress(OSError):
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-                connection.settimeout(WAIT_S)
-                while connection.recv(4096):
-                    pass
-
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        thread = Thread(target=answer)
-        thread.start()
-        try:
-            yield asked
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join(WAIT_S)
-
-
 def fifty() -> feeder.Coordinator:
     return make(Pure(50, rows=4))
 
 
 def test_a_consumer_comes_back_to_a_server_that_something_else_stood_in_for() -> None:
     """As a proxy, or a check of health."""
+    asked: SimpleQueue[None] = SimpleQueue()
+
+    def answer_as_http(connection: socket.socket) -> None:
+        asked.put(None)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        connection.settimeout(WAIT_S)
+        while connection.recv(4096):
+            pass
+
     with serving(fifty, "tcp") as server, reading(server, credit=1) as consumer:
         first = [next(consumer).step for _ in range(3)]
         server.close()
-        with http(int(server.addresses[0].rpartition(":")[2])) as asked:
+        with listening(answer_as_http, int(server.addresses[0].rpartition(":")[2])):
             for _ in range(3):
                 asked.get(timeout=WAIT_S)
         with feeder.serve(fifty, server.addresses[0]):
@@ -68,15 +49,17 @@ def test_a_consumer_comes_back_to_a_server_that_something_else_stood_in_for() ->
 
 
 @contextlib.contextmanager
-def forwarder() -> Iterator[str]:
-    """What lets everybody in and has nobody behind it."""
+def listening(answer: Callable[[socket.socket], object], port: int = 0) -> Iterator[str]:
+    """What lets everybody in, and answers each; its address."""
 
     def let_in() -> None:
         with contextlib.suppress(OSError):
             while True:
-                listener.accept()[0].close()
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    answer(connection)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", port)) as listener:
         thread = Thread(target=let_in)
         thread.start()
         try:
@@ -84,6 +67,11 @@ def forwarder() -> Iterator[str]:
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join(WAIT_S)
+
+
+def forwarder() -> contextlib.AbstractContextManager[str]:
+    """What lets everybody in and has nobody behind it."""
+    return listening(lambda connection: None)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from feeder.service.protocol.membership import (
 from feeder.service.server.group import ConsumerGroup
 from served import Aside, outside, reading, serving, wait_until
 from small import Pure, make
+from watching import around
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -35,18 +36,6 @@ def two_queues(fetch: Any = None) -> feeder.Coordinator:
     return make(fetch or Pure(2 * NUM, rows=4), devices=2)
 
 
-def note_asked(patch: pytest.MonkeyPatch, asked: SimpleQueue[None]) -> None:
-    """Have each time noted that a consumer says that its user waits for its first batch."""
-    use = ConsumerGroup.use
-
-    def note(group: ConsumerGroup, lease: Any, message: say.Used) -> None:
-        use(group, lease, message)
-        if message.begun and not message.sequence:
-            asked.put(None)
-
-    patch.setattr(ConsumerGroup, "use", note)
-
-
 def hear(asked: SimpleQueue[None]) -> None:
     """Wait until somebody has asked once more."""
     wait_until(lambda: not asked.empty())
@@ -55,9 +44,14 @@ def hear(asked: SimpleQueue[None]) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[None]:
-    """A consumer without a batch has said that its user wants one."""
+    """A consumer says that its user waits for its first batch."""
     asked = SimpleQueue[None]()
-    note_asked(monkeypatch, asked)
+
+    def note(group: ConsumerGroup, lease: Any, message: say.Used) -> None:
+        if message.begun and not message.sequence:
+            asked.put(None)
+
+    around(monkeypatch, ConsumerGroup, "use", after=note)
     return asked
 
 

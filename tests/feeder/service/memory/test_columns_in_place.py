@@ -19,8 +19,9 @@ from feeder.service.memory.memfd import NOTHING, ArenaSlot, Arrays, Wanted, want
 from feeder.service.protocol.batches import checksum
 from feeder.workers.stream import copying
 from feeder.workers.stream.chunks import Column
-from feeder.workers.stream.copying import copy_whole, keep_or_copy
-from small import make
+from feeder.workers.stream.copying import keep_or_copy
+from small import Calls, make
+from watching import around
 
 pytestmark = pytest.mark.served
 
@@ -88,16 +89,14 @@ def test_what_is_kept_has_the_bytes_of_a_copy(
     assert arrays[2].flags.writeable, "the user's own array was made read-only"
 
 
-class Fetch:
+class Fetch(Calls):
     """Chunks of a whole batch, of which it is known whether they are still somewhere."""
 
     def __init__(self, num_calls: int) -> None:
-        self.num_calls = num_calls
+        super().__init__(num_calls, self.give)
         self.alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-    def __call__(self, call: feeder.Call) -> Any:
-        if call.index >= self.num_calls:
-            raise StopIteration
+    def give(self, call: feeder.Call) -> Any:
         label, image, _, _ = chunk(call.index)
         self.alive[call.index] = image
         return [label, image]
@@ -106,13 +105,10 @@ class Fetch:
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     """The shapes of what is copied whole; ends the thread that ZeroMQ lets go of messages in."""
-    shapes = []
-
-    def noted(target: Any, *others: Any) -> None:
-        shapes.append(target.shape)
-        copy_whole(target, *others)
-
-    monkeypatch.setattr(copying, "copy_whole", noted)
+    shapes: list[tuple[int, ...]] = []
+    around(
+        monkeypatch, copying, "copy_whole", before=lambda target, *_: shapes.append(target.shape)
+    )
     yield shapes
     garbage.gc.stop()
 

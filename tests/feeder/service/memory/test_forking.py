@@ -8,8 +8,7 @@ import signal
 import socket
 import tempfile
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,10 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.client.lease import DataPath
 from feeder.service.memory import forking
-from feeder.service.protocol import messages as say
 from feeder.service.server.group import ConsumerGroup
+from lineage import forked, status_of
 from small import Aside, make
+from watching import around
 
 pytestmark = [
     pytest.mark.process,
@@ -36,20 +36,6 @@ def factory() -> feeder.Coordinator:
     return make(lambda call: [np.full(ROWS, call.index)], batch_size=ROWS, epochs=None)
 
 
-def child(what: Callable[[], None]) -> int:
-    """Fork, and let the child do something; its process id."""
-    if (pid := os.fork()) == 0:
-        status = 1
-        try:
-            what()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return pid
-
-
 def check(*batches: feeder.Batch) -> None:
     """That they are what was fetched for them."""
     for batch in batches:
@@ -60,13 +46,10 @@ def check(*batches: feeder.Batch) -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The slots that consumers have told to be free."""
     slots: list[int] = []
-    use = ConsumerGroup.use
-
-    def note(group: ConsumerGroup, lease: Any, message: say.Used) -> None:
-        slots.extend(message.slots)
-        use(group, lease, message)
-
-    monkeypatch.setattr(ConsumerGroup, "use", note)
+    around(
+        monkeypatch, ConsumerGroup, "use",
+        before=lambda group, lease, message: slots.extend(message.slots),
+    )  # fmt: skip
     return slots
 
 
@@ -86,7 +69,7 @@ def fork_and_go_on(consumer: feeder.Consumer, held: list[feeder.Batch]) -> None:
                 use()
         consumer.close()
 
-    pid = child(look)
+    pid = forked(look)
     try:
         last = held[-1].step
         held.clear()
@@ -97,7 +80,7 @@ def fork_and_go_on(consumer: feeder.Consumer, held: list[feeder.Batch]) -> None:
     finally:
         for descriptor in (goes_on, has_gone_on):
             os.close(descriptor)
-        assert os.waitpid(pid, 0)[1] == 0
+        assert status_of(pid) == 0
 
 
 @pytest.mark.parametrize("plane", ["shared", "frames"])
@@ -110,18 +93,16 @@ def test_until_it_has_copied_them_its_parent_tells_of_none(
     monkeypatch: pytest.MonkeyPatch, told: list[int]
 ) -> None:
     is_there, comes = os.pipe()
-    keep = DataPath.copy_for_child
 
     def wait(plane: DataPath) -> None:
         os.close(comes)
         assert os.read(is_there, 1) == b""
-        keep(plane)
 
-    monkeypatch.setattr(DataPath, "copy_for_child", wait)
+    around(monkeypatch, DataPath, "copy_for_child", before=wait)
     try:
         with serving(factory) as server, reading(server, hold=4, credit=4) as consumer:
             held = [next(consumer) for _ in range(3)]
-            pid = child(lambda: check(*held))
+            pid = forked(lambda: check(*held))
             num = len(told)
             held.clear()
             next(consumer)
@@ -131,7 +112,7 @@ def test_until_it_has_copied_them_its_parent_tells_of_none(
             os.close(comes)
             assert [next(consumer).step for _ in range(100)] == [*range(4, 104)]
             assert len(told) > num
-            assert os.waitpid(pid, 0)[1] == 0
+            assert status_of(pid) == 0
     finally:
         os.close(is_there)
         with contextlib.suppress(OSError):
@@ -144,8 +125,8 @@ def test_a_child_that_dies_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     )
     with serving(factory) as server, reading(server) as consumer:
         held = next(consumer)
-        pid = child(lambda: None)
-        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+        pid = forked(lambda: None)
+        assert status_of(pid) == -signal.SIGKILL
         check(held)
         assert [next(consumer).step for _ in range(100)] == [*range(1, 101)]
 
@@ -203,7 +184,7 @@ def test_a_child_has_no_connection_and_wakes_nobody() -> None:
                 assert os.fstat(file.fileno()).st_size == 0
 
         assert len(list(connections(port))) >= 2
-        assert os.waitpid(child(look), 0)[1] == 0
+        assert status_of(forked(look)) == 0
         assert [next(consumer).step for _ in range(100)] == [*range(1, 101)]
 
 
@@ -225,8 +206,8 @@ def test_children_that_several_threads_make_at_once() -> None:
         held = next(consumer)
 
         def fork_often() -> list[int]:
-            pids = [child(lambda: check(held)) for _ in range(5)]
-            return [os.waitpid(pid, 0)[1] for pid in pids]
+            pids = [forked(lambda: check(held)) for _ in range(5)]
+            return [*map(status_of, pids)]
 
         forks = [Aside(fork_often) for _ in range(3)]
         assert [next(consumer).step for _ in range(300)] == [*range(1, 301)]

@@ -13,11 +13,12 @@ import pytest
 
 import feeder
 from conformance.served import TRANSPORTS, reading, served, serving
-from feeder import Call, Coordinator
+from feeder import Coordinator
 from feeder.service.memory import mapping
 from feeder.service.protocol import messages as say
 from feeds import make
 from peers import peer_of
+from small import Calls
 
 pytestmark = pytest.mark.served
 
@@ -25,10 +26,10 @@ NUM_BATCHES, ROWS = 100, 4
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
-def fetch(call: Call) -> Any:
-    if call.index == NUM_BATCHES:
-        raise StopIteration
-    return [np.full((ROWS, 100), call.index + 1), np.arange(ROWS) + 1000 * call.index]
+fetch = Calls(
+    NUM_BATCHES,
+    lambda call: [np.full((ROWS, 100), call.index + 1), np.arange(ROWS) + 1000 * call.index],
+)
 
 
 def factory() -> Coordinator:

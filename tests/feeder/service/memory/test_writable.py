@@ -14,7 +14,7 @@ import pytest
 
 import feeder
 from project import ROOT
-from small import make
+from small import Calls, make
 
 pytestmark = pytest.mark.served
 NUM, ROWS = 22, 8
@@ -31,11 +31,7 @@ def reading(width: int, plane: Any, *, served: bool, wanted: bool) -> Iterator[f
     """A consumer that may write, because the feed says so or since it asks for it."""
 
     def factory() -> feeder.Coordinator:
-        def fetch(call: feeder.Call) -> Any:
-            if call.index >= NUM:
-                raise StopIteration
-            return [rows_of(call.index, width)]
-
+        fetch = Calls(NUM, lambda call: [rows_of(call.index, width)])
         return make(fetch, names=["x"], batch_size=ROWS, writable=served)
 
     with feeder.serve(factory, "tcp://127.0.0.1:0") as server:

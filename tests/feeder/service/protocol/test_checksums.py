@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import feeder
 from conformance.served import reading, serving
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.memory.memfd import ArenaSlot, Wanted
@@ -16,7 +15,8 @@ from feeder.service.protocol.batches import checksum
 from feeder.service.server import delivery
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.copying import copy_part, copy_rows, copy_whole
-from small import make
+from small import Calls, make
+from watching import around
 
 ROWS, WIDTH = 64, 4101
 """Rows of 16 kB and 20 bytes: a batch has a megabyte, and does not fill its slot."""
@@ -117,17 +117,8 @@ def test_the_server_reads_no_batch_again(
 ) -> None:
     """And the consumer finds that what came is what was fetched."""
     again: list[str] = []
-
-    def noted(memory: memoryview, how: Any) -> int:
-        again.append(how)
-        return checksum(memory, how)
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == 40:
-            raise StopIteration
-        return [rows(32, call.index)]
-
-    monkeypatch.setattr(delivery, "checksum", noted)
+    around(monkeypatch, delivery, "checksum", before=lambda memory, how: again.append(how))
+    fetch = Calls(40, lambda call: [rows(32, call.index)])
     with (
         serving(lambda: make(fetch, ["x"], ROWS)) as server,
         reading(server, plane=plane, checksum=mode) as consumer,

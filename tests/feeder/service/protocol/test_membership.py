@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import pytest
+
 from feeder.service.protocol import membership as ms
 
 LEASE_S = 30.0
@@ -45,19 +47,16 @@ def begins(done: list[Any]) -> bool:
     return any(isinstance(one, ms.StartRun) for one in done)
 
 
-def test_who_had_everything_and_was_cut_off_as_it_came_back_is_not_waited_for() -> None:
+@pytest.mark.parametrize("could_take_batches", [False, True])
+def test_who_had_everything_and_was_cut_off_as_it_came_back_is_not_waited_for(
+    could_take_batches: bool,
+) -> None:
     feed = three()
     start = ms.Start(3, finished=True)
-    feed.handle(ms.Asks(0, "trainer 0", bytes([0, 0]), 1, start, rejoins=True), 1.0)
-    feed.handle(ms.Died(0), 1.0)
-    assert feed.missing() == []
-    assert begins(dies_and_comes_back(feed, 1))
-
-
-def test_nor_where_it_was_cut_off_once_it_could_take_batches() -> None:
-    feed = three()
-    start = ms.Start(3, finished=True)
-    come(feed, 0, 1, start=start, rejoins=True, takes_over=True)
+    if could_take_batches:
+        come(feed, 0, 1, start=start, rejoins=True, takes_over=True)
+    else:
+        feed.handle(ms.Asks(0, "trainer 0", bytes([0, 0]), 1, start, rejoins=True), 1.0)
     feed.handle(ms.Died(0), 1.0)
     assert feed.missing() == []
     assert begins(dies_and_comes_back(feed, 1))

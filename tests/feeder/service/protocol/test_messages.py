@@ -26,6 +26,7 @@ from feeder.service.protocol.messages import (
     Opened,
 )
 from messages import COLUMN, EXAMPLES, GROUP, TOLD, G
+from watching import around
 
 BY_NAME = {type(message).__name__: message for message in EXAMPLES}
 EACH = pytest.mark.parametrize("message", EXAMPLES, ids=BY_NAME)
@@ -348,13 +349,7 @@ def test_a_large_position_may_be_in_a_map_of_either_size() -> None:
 
 def test_every_type_is_known_before_a_thread_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[type] = []
-    convert = msgspec.convert
-
-    def note(value: Any, kind: type) -> Any:
-        known.append(kind)
-        return convert(value, kind)
-
-    monkeypatch.setattr(msgspec, "convert", note)
+    around(monkeypatch, msgspec, "convert", before=lambda value, kind: known.append(kind))
     source = Path(coding.__file__).read_text()
     exec(compile(source, coding.__file__, "exec"), {"__name__": "coding"})
     assert set(known) == {*FROM_CONSUMER.values(), *FROM_SERVER.values()}

@@ -24,6 +24,7 @@ from feeder.service.server.watermark import LowWatermark
 from feeder.workers.stream.position import LazyPosition
 from peers import Stalled, peer_of, used
 from small import WAIT_S, Pure, ids, make
+from watching import around
 
 pytestmark = pytest.mark.served
 
@@ -100,17 +101,15 @@ def test_a_trainers_own_position_goes_before_it(tmp_path: Path) -> None:
         assert ids(consumer) == whole()[0][4:]
 
 
-def test_it_is_stored_every_so_often(tmp_path: Path) -> None:
+def test_it_is_stored_every_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = threading.Event()
 
-    class Store(CheckpointStore):
-        def save(self, *args: Any, **kwargs: Any) -> str:
-            name = super().save(*args, **kwargs)
-            if step_in(tmp_path) >= 10:
-                saved.set()
-            return name
+    def note(*_: Any) -> None:
+        if step_in(tmp_path) >= 10:
+            saved.set()
 
-    policy = feeder.Checkpointing(Store(tmp_path), every_s=0.01)
+    around(monkeypatch, CheckpointStore, "save", after=note)
+    policy = feeder.Checkpointing(tmp_path, every_s=0.01)
     with serving(factory(), checkpoints=policy) as server, reading(server, credit=1) as consumer:
         for _ in range(10):
             next(consumer)
@@ -122,19 +121,16 @@ def test_nothing_is_stored_before_all_feeds_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody could resume from that: the next server would not start."""
-    stored, open_all, save = SimpleQueue[int](), Server._open, CheckpointStore.save
+    stored = SimpleQueue[int]()
 
-    def note(store: CheckpointStore, snapshot: feeder.Snapshot, *args: Any) -> str:
-        name = save(store, snapshot, *args)
-        stored.put(len(snapshot.states))
-        return name
-
-    def wait(server: Server, *args: Any) -> None:
+    def wait(*_: Any) -> None:
         assert stored.get(timeout=WAIT_S) == 1
-        open_all(server, *args)
 
-    monkeypatch.setattr(CheckpointStore, "save", note)
-    monkeypatch.setattr(Server, "_open", wait)
+    around(
+        monkeypatch, CheckpointStore, "save",
+        after=lambda store, snapshot, *_: stored.put(len(snapshot.states)),
+    )  # fmt: skip
+    around(monkeypatch, Server, "_open", before=wait)
     with serving(factory(), checkpoints=feeder.Checkpointing(tmp_path, every_s=0.01)):
         pass
 
@@ -147,13 +143,7 @@ def test_what_was_said_before_a_server_stopped_is_stored(
         peer.say(say.Attached(generation=generation, plane="frames", reason=""))
         peer.hear(say.Batches)
         stalled = Stalled(monkeypatch, server)
-        stop = ServerLoop.stop
-
-        def stop_and_go_on(serving: ServerLoop, reason: str) -> None:
-            stop(serving, reason)
-            stalled.go_on.set()
-
-        monkeypatch.setattr(ServerLoop, "stop", stop_and_go_on)
+        around(monkeypatch, ServerLoop, "stop", after=lambda *_: stalled.go_on.set())
         peer.say(used(generation, 0))
         assert stalled.entered.wait(WAIT_S)
         peer.say(used(generation, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from feeder.workers.stats import Stopwatch
 from feeds import make
 from leaks import held
 from small import WAIT_S
+from watching import around
 
 pytestmark = pytest.mark.served
 
@@ -91,16 +93,13 @@ def test_an_interrupt_while_a_server_starts_its_threads_leaves_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nth: int
 ) -> None:
     """Nobody has a server to close where `serve` did not return."""
-    start, num = ThreadGroup.start, 0
+    started = count(1)
 
-    def interrupted(group: ThreadGroup, name: str, *what: Any) -> None:
-        nonlocal num
-        start(group, name, *what)
-        num += 1
-        if num == nth:
+    def interrupt(*_: Any) -> None:
+        if next(started) == nth:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(ThreadGroup, "start", interrupted)
+    around(monkeypatch, ThreadGroup, "start", after=interrupt)
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         feeder.serve(endless, f"ipc://{tmp_path}/socket", checkpoints=tmp_path / "checkpoints")

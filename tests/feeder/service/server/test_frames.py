@@ -16,7 +16,7 @@ from feeder.service.client import lease as client_lease
 from feeder.service.net.connection import Connection
 from feeder.service.protocol.batches import pieces
 from feeder.service.server import delivery
-from small import make
+from small import Calls, make
 
 pytestmark = pytest.mark.served
 
@@ -66,10 +66,7 @@ def columns(step: int) -> tuple[np.ndarray, ...]:
     return tuple(first + 1000 * i for i in range(len(NAMES)))
 
 
-def fetch(call: feeder.Call) -> tuple[np.ndarray, ...]:
-    if call.index == STEPS:
-        raise StopIteration
-    return columns(call.index)
+fetch = Calls(STEPS, lambda call: columns(call.index))
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"queue": 1}, ConfigError, "queue is 1.*expected 0 to 0"),
     ({"queue": 2**31 - 1}, ConfigError, "queue is 2147483647.*expected 0 to 0"),
     ({"feed": "tarin"}, ConfigError, r"feed is 'tarin', expected one of \['train'\]"),
+    ({"replica": 1}, ConfigError, "replica is 1, but feed 'train' has 1"),
     ({"resume": b"x" * 100, "takeover": True}, SnapshotFormatError, "expected"),
 ]
 
@@ -311,15 +312,6 @@ def test_more_seats_than_a_message_can_name_are_refused() -> None:
 def test_a_replica_that_is_no_number_is_refused(replica: Any) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"replica is {replica!r}, expected")):
         feeder.connect("ipc://replicas", replica=replica)
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_replica_that_the_feed_has_not_is_refused(replicas: int) -> None:
-    with (
-        serving(factory, replicas=replicas) as server,
-        pytest.raises(ConfigError, match=f"replica is {replicas}, but feed 'train' has {replicas}"),
-    ):
-        feeder.connect(server.addresses[0], replica=replicas)
 
 
 def test_what_all_replicas_are_past_is_counted_once() -> None:

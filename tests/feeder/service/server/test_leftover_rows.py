@@ -71,11 +71,10 @@ def test_a_server_that_does_not_know_its_peers_takes_none_and_the_consumer_says_
 def test_a_slot_that_dropped_rows_were_written_to_stays_with_its_queue(plane: str) -> None:
     """What came next as a whole left it for the batch after that, which is another queue's."""
     rows = (4, 2, 2, 2)
-
-    def fetch(call: feeder.Call) -> Any:
-        if call.index == len(rows):
-            raise StopIteration
-        return (np.arange(rows[call.index]) + 10 * call.index + 100 * call.epoch,)
+    fetch = small.Calls(
+        len(rows),
+        lambda call: (np.arange(rows[call.index]) + 10 * call.index + 100 * call.epoch,),
+    )
 
     def dropping() -> feeder.Coordinator:
         return small.make(fetch, devices=3, epochs=30, last_batch="drop")

@@ -19,7 +19,7 @@ from feeder.service.server.position_check import PositionCheck, Stand
 from feeder.workers.stream.rounds import Counting
 from feeder.workers.stream.shares import Place
 from served import Aside, outside, reading, serving
-from small import Pure, ids, make
+from small import Calls, Pure, ids, make
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -32,16 +32,13 @@ NOT_ONE = (
 """Told of positions that disagree, or of the chunk that a position ended with."""
 
 
-class Chunks(Pure):
+class Chunks(Calls):
     """The same rows in chunks of another size."""
 
     def __init__(self, rows: int) -> None:
-        super().__init__(2 * NUM * 4 // rows, rows)
-
-    def __call__(self, call: feeder.Call) -> Any:
-        if call.index >= self.num_calls:
-            raise StopIteration
-        return (np.arange(self.rows) + self.rows * call.index + 1,)
+        super().__init__(
+            2 * NUM * 4 // rows, lambda call: (np.arange(rows) + rows * call.index + 1,)
+        )
 
 
 def whole() -> feeder.Coordinator:
