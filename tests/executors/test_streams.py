@@ -22,7 +22,7 @@ from feeder import Call, Processes, Threads
 from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
 from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch
 from parts import few
-from remote import Flaky, GivesAgain, GivesTwice, ManySizes, Small
+from remote import Flaky, GivesAgain, GivesTwice, Small
 
 pytestmark = [pytest.mark.usefixtures("in_threads"), pytest.mark.served]
 
