@@ -200,9 +200,10 @@ def test_shards_of_a_mixture_have_its_proportions_at_each_place(data: st.DataObj
             assert all(abs(has[k] - n / num) <= block for k, n in enumerate(told.values()))
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(st.data())
-def test_sources_may_have_shards(data: st.DataObject) -> None:
+@pytest.mark.parametrize("mode", ["drop", "repeat"])
+@settings(max_examples=examples(20), deadline=None)
+@given(data=st.data())
+def test_sources_may_have_shards(mode: str, data: st.DataObject) -> None:
     num, stick = data.draw(st.integers(2, 4)), data.draw(st.booleans())
     parts = {
         name: numbers(1000 * k, data.draw(st.integers(num, 30)))
@@ -211,7 +212,6 @@ def test_sources_may_have_shards(data: st.DataObject) -> None:
         for k, name in enumerate("abc")
     }
     weights = {name: data.draw(st.sampled_from([1, 3, 0.3, 2**0.5])) for name in parts}
-    mode = data.draw(st.sampled_from(["drop", "repeat"]))
     schedule = [(data.draw(st.integers(1, 40)), {"a": 1, "b": 1, "c": 1})]
     mixture = mix({name: (part, weights[name]) for name, part in parts.items()}, schedule, mode)
     have: list[list[int]] = [[], [], []]
