@@ -11,8 +11,6 @@ an older NumPy than others do, and works without: `pip install --no-deps mosaicm
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import gzip
 import json
 import os
@@ -45,8 +43,8 @@ from feeder.workers import sources
 from feeder.workers.sources import RecordError
 from fuzz import campaign
 from fuzz.entries import Entry
+from fuzz.tables import SIMPLE, Rows, a_table, octets, plain, real, rows_of, text, whole
 
-Rows = list[Any]
 NAMED = (FeedError, RecordError)
 DAMAGED = int(os.environ.get("FORMATS_DAMAGED", "7"))
 """How many damaged ones are made of a file."""
@@ -69,19 +67,6 @@ class Format(NamedTuple):
 
 
 # ---- rows that can be compared
-
-
-def plain(value: Any) -> Any:
-    """A value without NumPy, of which bytes of a fixed size are arrays; NaN is equal to itself."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, datetime.datetime):
-        return value.replace(tzinfo=None)  # all of them are in UTC
-    if isinstance(value, bytes | bytearray | memoryview):
-        return list(value)
-    if isinstance(value, dict):
-        return {str(name): plain(value[name]) for name in sorted(value)}
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 _ROWS: dict[int, str] = {}
@@ -248,107 +233,6 @@ def apart(read: Callable[[], Any]) -> Any:
 # ---- tables
 
 
-def _int(kind: Any) -> Callable[[Random], Any]:
-    bits, signed = kind.bit_width, not str(kind).startswith("u")
-    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-    return lambda rng: rng.choice([low, high, 0, rng.randint(low, high)])
-
-
-def _text(rng: Random) -> str:
-    return "".join(rng.choices("a\0é€😀 ", k=rng.randrange(15)))
-
-
-def _bytes(rng: Random) -> bytes:
-    return bytes(rng.choices([0, 1, 255], k=rng.randrange(15)))
-
-
-def _time(rng: Random) -> datetime.datetime:
-    return datetime.datetime(1990, 1, 1) + datetime.timedelta(
-        days=rng.randrange(20000), microseconds=rng.randrange(10**10)
-    )
-
-
-def _float(width: int) -> Callable[[Random], Any]:
-    return lambda rng: float(np.dtype(f"f{width}").type(rng.gauss(0, 100)))
-
-
-LEAVES: dict[Any, Callable[[Random], Any]] = {
-    kind: _int(kind)
-    for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(),
-                 pa.uint32(), pa.uint64())
-} | {
-    pa.float16(): _float(2), pa.float32(): _float(4), pa.float64(): _float(8),
-    pa.bool_(): lambda rng: rng.random() < 0.5,
-    pa.string(): _text, pa.large_string(): _text, pa.string_view(): _text,
-    pa.binary(): _bytes, pa.large_binary(): _bytes, pa.binary_view(): _bytes,
-    pa.binary(3): lambda rng: bytes(rng.choices([0, 7, 255], k=3)),
-    pa.decimal128(7, 2): lambda rng: decimal.Decimal(rng.randint(-999, 999)).scaleb(-2),
-    pa.date32(): lambda rng: _time(rng).date(),
-    pa.timestamp("us"): _time, pa.timestamp("ms", "UTC"): lambda rng: _time(rng).replace(
-        microsecond=1000, tzinfo=datetime.UTC),
-    pa.duration("us"): lambda rng: datetime.timedelta(microseconds=rng.randrange(10**12)),
-    pa.time64("us"): lambda rng: _time(rng).time(),
-}  # fmt: skip
-"""Values of each type that has no others in it."""
-SIMPLE = [pa.int8(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string()]
-"""Types that every writer has."""
-
-
-def a_type(rng: Random, depth: int = 2) -> Any:
-    if not depth or rng.random() < 0.5:
-        return rng.choice([*LEAVES])
-    inner = a_type(rng, depth - 1)
-    return rng.choice([
-        pa.list_(inner), pa.large_list(inner), pa.list_view(inner), pa.list_(inner, 2),
-        pa.struct([("a", inner)]),
-        pa.struct([("a", inner), ("b", pa.int8())]), pa.map_(pa.string(), inner),
-    ])  # fmt: skip
-
-
-def a_value(rng: Random, kind: Any, nulls: float) -> Any:
-    if rng.random() < nulls:
-        return None
-    if kind in LEAVES:
-        return LEAVES[kind](rng)
-    if pa.types.is_struct(kind):
-        return {field.name: a_value(rng, field.type, nulls) for field in kind}
-    if pa.types.is_map(kind):
-        num = rng.randrange(3)
-        return [(_text(rng) + str(i), a_value(rng, kind.item_type, nulls)) for i in range(num)]
-    num = kind.list_size if pa.types.is_fixed_size_list(kind) else rng.randrange(4)
-    return [a_value(rng, kind.value_type, nulls) for _ in range(num)]
-
-
-def a_table(rng: Random, kinds: list[Any] | None = None, nulls: float | None = None) -> Any:
-    """A table of one to three columns."""
-    num, nulls = rng.randint(1, 12), rng.choice([0, 0, 0.2]) if nulls is None else nulls
-    columns = {}
-    for i in range(rng.randint(1, 3)):
-        kind = rng.choice(kinds) if kinds else a_type(rng)
-        column = pa.array([a_value(rng, kind, nulls) for _ in range(num)], kind)
-        if kind in (pa.string(), pa.int64()) and rng.random() < 0.3:
-            column = column.dictionary_encode()
-        columns["xyz"[i]] = column
-    return pa.table(columns)
-
-
-def rows_of(table: Any) -> Rows:
-    """The rows of a table, with the fields of structs as columns."""
-    columns: dict[str, Rows] = {}
-
-    def add(name: str, kind: Any, values: Rows) -> None:
-        if not pa.types.is_struct(kind) or not kind.num_fields:
-            columns[name] = values
-            return
-        for field in kind:
-            inner = [None if value is None else value[field.name] for value in values]
-            add(f"{name}.{field.name}", field.type, inner)
-
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        add(name, column.type, column.to_pylist())
-    return [{name: columns[name][i] for name in columns} for i in range(table.num_rows)]
-
-
 def retried(rng: Random, write: Callable[[Any], object], **options: Any) -> None:
     """Write a table that the writer has types for."""
     for _ in range(50):
@@ -489,7 +373,7 @@ def write_tar(rng: Random, path: Path) -> None:
     path = path.with_suffix("")
     samples = [
         (rng.choice(["", "a/", "./b/c/", "é" * 60 + "/"]) + f"{'k' * rng.choice([1, 90])}{i}",
-         [_bytes(rng) * rng.choice([1, 40]) for _ in KEYS])
+         [octets(rng) * rng.choice([1, 40]) for _ in KEYS])
         for i in range(rng.randint(1, 8))
     ]  # fmt: skip
     writer = rng.choice(["tarfile", "GNU tar", "webdataset"])
@@ -541,9 +425,9 @@ def write_tfrecord(rng: Random, path: Path) -> None:
     import tensorflow as tf
 
     kinds = {
-        "int64_list": lambda: [_int(pa.int64())(rng) for _ in range(rng.randrange(4))],
-        "float_list": lambda: [_float(4)(rng) for _ in range(rng.randrange(4))],
-        "bytes_list": lambda: [_bytes(rng) for _ in range(rng.randrange(4))],
+        "int64_list": lambda: [whole(pa.int64())(rng) for _ in range(rng.randrange(4))],
+        "float_list": lambda: [real(4)(rng) for _ in range(rng.randrange(4))],
+        "bytes_list": lambda: [octets(rng) for _ in range(rng.randrange(4))],
     }
     compression = rng.choice(["", "", "GZIP"])
     with tf.io.TFRecordWriter(str(path), tf.io.TFRecordOptions(compression)) as writer:
@@ -573,8 +457,8 @@ def read_tfrecord(path: Path) -> Rows:
 def write_jsonl(rng: Random, path: Path) -> None:
     def value(depth: int) -> Any:
         inner = [lambda: [value(depth - 1) for _ in range(rng.randrange(3))],
-                 lambda: {_text(rng): value(depth - 1) for _ in range(2)}]  # fmt: skip
-        leaves = [lambda: _text(rng), lambda: rng.randint(-(10**20), 10**20), lambda: None,
+                 lambda: {text(rng): value(depth - 1) for _ in range(2)}]  # fmt: skip
+        leaves = [lambda: text(rng), lambda: rng.randint(-(10**20), 10**20), lambda: None,
                   lambda: rng.gauss(0, 1), lambda: True]  # fmt: skip
         return rng.choice(leaves + inner * bool(depth))()
 
@@ -597,11 +481,11 @@ def write_by_streaming(rng: Random, path: Path) -> Rows:
     from streaming import LocalDataset, MDSWriter  # type: ignore[import-not-found]
 
     kinds: dict[str, Callable[[], Any]] = {
-        "int": lambda: _int(pa.int64())(rng), "str": lambda: _text(rng),
-        "bytes": lambda: _bytes(rng), "uint8": lambda: np.uint8(rng.randrange(256)),
+        "int": lambda: whole(pa.int64())(rng), "str": lambda: text(rng),
+        "bytes": lambda: octets(rng), "uint8": lambda: np.uint8(rng.randrange(256)),
         "float32": lambda: np.float32(rng.gauss(0, 9)), "float64": lambda: np.float64(rng.random()),
         "str_int": lambda: rng.randint(-(10**30), 10**30),
-        "json": lambda: {"a": [_text(rng), 1, None]},
+        "json": lambda: {"a": [text(rng), 1, None]},
         "ndarray": lambda: np.full(rng.choices([1, 2, 3], k=2), rng.randrange(9), "i4"),
         "ndarray:int16:2,3": lambda: np.full((2, 3), rng.randrange(9), "i2"),
     }  # fmt: skip
@@ -626,8 +510,8 @@ def write_mds(rng: Random, path: Path) -> Rows:
     """As MosaicML's writer does, whose library need not be here."""
     path.mkdir()
     rows: Rows = [
-        {"n": rng.randint(-(2**63), 2**63 - 1), "t": _text(rng), "u": np.uint16(rng.randrange(9)),
-         "b": _bytes(rng)} for _ in range(rng.randint(1, 9))
+        {"n": rng.randint(-(2**63), 2**63 - 1), "t": text(rng), "u": np.uint16(rng.randrange(9)),
+         "b": octets(rng)} for _ in range(rng.randint(1, 9))
     ]  # fmt: skip
     names, kinds = ["b", "n", "t", "u"], ["bytes", "int", "str", "uint16"]
     entries, at, is_packed = [], 0, rng.random() < 0.4

@@ -81,21 +81,13 @@ class Job:
     """A job's loader and weights. `server` is the address of its feed, where it is served."""
 
     def __init__(self, c: Configuration, server: str, **changed: int) -> None:
-        self.feed: Any = None
         c = self.configuration = dataclasses.replace(c, **changed)  # type: ignore[arg-type]
         data = c.data
         self.is_flat = data.is_own or data.kind == "source"
-        if data.kind == "served":
-            self.loader = FeedLoader.connect(server, queue=0)
-        elif data.kind == "feed":
-            self.feed = data.make_feed()
-            self.loader = FeedLoader(self.feed["train"])
-        else:
-            self.loader = FeedLoader(
-                data.make(flat if self.is_flat else nested), data.size, shuffle=data.shuffle,
-                seed=c.seed, epochs=data.epochs, drop_last=data.drop_last, rank=data.rank,
-                world_size=data.world, executor=feeder.Threads(c.threads) if c.threads else None,
-            )  # fmt: skip
+        self.loader, self.feed = data.open(
+            FeedLoader, flat if self.is_flat else nested, server, seed=c.seed, rank=data.rank,
+            world_size=data.world, executor=feeder.Threads(c.threads) if c.threads else None,
+        )  # fmt: skip
         self.batches = global_batches(self.loader, self._sharding(), ahead=c.ahead)
         self.weights = jnp.zeros(2)
 
@@ -145,13 +137,8 @@ def train(weights: Any, x: Any, y: Any) -> Any:
 
 def differences(c: Configuration, folder: Path) -> tuple[int, list[str]]:
     """Run it, kill it at every step and resume it; the number of kills. Raises where it differs."""
-    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+    with c.data.served(folder) as server, warnings.catch_warnings():
         warnings.simplefilter("ignore", feeder.ReplayWarning)
-        server = ""
-        if c.data.kind == "served":
-            address = f"ipc://{folder}/s{random.getrandbits(40)}"
-            running = stack.enter_context(feeder.serve(c.data.make_feed, address, queues=1))
-            server = running.addresses[0]
         job = Job(c, server)
         log, saved = [], [job.save()]
         for step in job.run():

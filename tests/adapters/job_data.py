@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,27 @@ class Data:
             self.size, epochs=self.epochs, last_batch="drop" if self.drop_last else "keep",
             coordinator=feeder.Coordinator(),
         )  # fmt: skip
+
+    @contextmanager
+    def served(self, folder: Path) -> Iterator[str]:
+        """The address of a server of the feed; none if the loader reads no served one."""
+        if self.kind != "served":
+            yield ""
+            return
+        with feeder.serve(self.make_feed, f"ipc://{folder}/s", queues=1) as server:
+            yield server.addresses[0]
+
+    def open(
+        self, cls: Any, item: Callable[[int], Any], address: str, **settings: Any
+    ) -> tuple[Any, Any]:
+        """A loader of a framework, and the feed that it reads, if that is one of this process."""
+        if self.kind == "served":
+            return cls.connect(address, queue=0), None
+        if self.kind == "feed":
+            feed = self.make_feed()
+            return cls(feed["train"]), feed
+        settings |= {"epochs": self.epochs, "drop_last": self.drop_last, "shuffle": self.shuffle}
+        return cls(self.make(item), self.size, **settings), None
 
     def expected(self) -> list[Any]:
         """The rows of each step of an epoch without a shuffle, by the promise alone."""

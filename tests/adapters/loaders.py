@@ -1,9 +1,11 @@
-"""What the harnesses of trainers share: loaders by PyTorch's names on either library's class."""
+"""What tests of trainers share: data sets that a function makes, and loaders by PyTorch's names on
+either library's class."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +22,23 @@ STREAMS = ("sharded", "sharded len", "sharded len less", "sharded len more")
 KINDS = ("plain", "shuffle", "generator", "weighted", "distributed", "seed", "sharded state",
          *STREAMS)  # fmt: skip
 OF_FEED_LOADER = ("plain", "shuffle", *STREAMS)
+
+
+class Items(tud.Dataset):
+    """What a function makes of each number."""
+
+    def __init__(self, make: Callable[[int], Any], num: int = 24) -> None:
+        self.make, self.num = make, num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, i: int) -> Any:
+        return self.make(i)
+
+
+def epoch_of(loader: Any) -> list[Any]:
+    return [batch.tolist() for batch in loader]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 import feeder
 from adapters.dcp_child import AT, NUM
 from adapters.dcp_child import SIZE as SHARE
+from adapters.loaders import epoch_of
 from feeder.adapters.torch import FeedLoader
 from project import PATHS
 
@@ -35,10 +36,6 @@ def loader(**settings: Any) -> FeedLoader:
     return FeedLoader(list(range(22)), SIZE, shuffle=True, **settings)
 
 
-def rest(loader: FeedLoader) -> list[list[int]]:
-    return [batch.tolist() for batch in loader]
-
-
 def test_it_is_stateful_to_torch() -> None:
     assert isinstance(loader(), Stateful)
 
@@ -46,7 +43,7 @@ def test_it_is_stateful_to_torch() -> None:
 @pytest.mark.parametrize("at", [0, 1, 5, 6])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_dcp_saves_and_loads_a_loader(tmp_path: Path, at: int, is_async: bool) -> None:
-    whole = rest(loader())
+    whole = epoch_of(loader())
     first = loader()
     loop = iter(first)
     for _ in range(at):
@@ -64,7 +61,7 @@ def test_dcp_saves_and_loads_a_loader(tmp_path: Path, at: int, is_async: bool) -
         second = loader()
         dcp.load({"weights": torch.zeros(3), "loader": second}, checkpoint_id=tmp_path / "job",
                  no_dist=True)  # fmt: skip
-    assert rest(second) == whole[at:]
+    assert epoch_of(second) == whole[at:]
 
 
 def job(folder: Path, mode: str, num: int) -> list[Any]:

@@ -19,15 +19,12 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampl
 from torch.utils.data.distributed import DistributedSampler
 
 import feeder
+from adapters.loaders import epoch_of
 from feeder.adapters.torch import FeedLoader
 
 NUM, SIZE = 23, 4
 
 READ_AGAIN = pytest.mark.filterwarnings("ignore::feeder.ReplayWarning")
-
-
-def epoch_of(loader: Any) -> list[list[int]]:
-    return [batch.tolist() for batch in loader]
 
 
 def interrupted(make: Any, epochs: int, at: int) -> tuple[Any, Any]:

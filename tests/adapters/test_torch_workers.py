@@ -27,6 +27,7 @@ import torch.utils.data as tud
 from torch.utils.data.distributed import DistributedSampler
 
 import feeder
+from adapters.loaders import Items
 from feeder.adapters.torch import DataLoader, FeedLoader
 
 # JAX says so of each fork once another test has imported it.
@@ -35,44 +36,23 @@ pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 ROWS = list(range(24))
 
 
-class Deadly(tud.Dataset):
+def deadly(folder: Path, how: str, *, once: bool) -> Items:
     """Ends its process at a sample: once, or each time."""
 
-    def __init__(self, folder: Path, how: str, *, once: bool) -> None:
-        self.folder, self.how, self.once = folder, how, once
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, i: int) -> int:
-        if i == 13 and not (self.once and (self.folder / "ended").exists()):
-            (self.folder / "ended").touch()
-            if self.how == "exits":
+    def read(i: int) -> int:
+        if i == 13 and not (once and (folder / "ended").exists()):
+            (folder / "ended").touch()
+            if how == "exits":
                 os._exit(3)
             os.kill(os.getpid(), signal.SIGKILL)
         return i
 
+    return Items(read)
 
-class Noisy(tud.Dataset):
+
+def noisy(i: int) -> tuple[int, float, float, float]:
     """Draws from all generators of the process."""
-
-    def __init__(self, num: int = 24) -> None:
-        self.num = num
-
-    def __len__(self) -> int:
-        return self.num
-
-    def __getitem__(self, i: int) -> tuple[int, float, float, float]:
-        return i, random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
-class Hangs(Noisy):
-    """Waits for ever at one sample."""
-
-    def __getitem__(self, i: int) -> Any:
-        if i == 5:
-            threading.Event().wait()
-        return i
+    return i, random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
 class Sharded(tud.IterableDataset):
@@ -113,9 +93,8 @@ def batches(loader: Any) -> list[Any]:
 def test_a_worker_that_ended_once_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, persistent: bool
 ) -> None:
-    loader = DataLoader(
-        Deadly(tmp_path, how, once=True), 4, num_workers=2, persistent_workers=persistent
-    )
+    data = deadly(tmp_path, how, once=True)
+    loader = DataLoader(data, 4, num_workers=2, persistent_workers=persistent)
     with caplog.at_level(logging.WARNING, "feeder"):
         assert rows(loader) == ROWS
     (record,) = [one for one in caplog.records if one.name == "feeder"]
@@ -125,13 +104,14 @@ def test_a_worker_that_ended_once_is_replaced(
 
 
 def test_a_sample_that_ends_each_worker_is_named(tmp_path: Path) -> None:
-    loader = DataLoader(Deadly(tmp_path, "killed", once=False), 4, num_workers=2)
+    loader = DataLoader(deadly(tmp_path, "killed", once=False), 4, num_workers=2)
     with pytest.raises(RuntimeError, match=r"SIGKILL.*samples \[12, 13, 14, 15\]; this happened 3"):
         rows(loader)
 
 
 def test_a_sample_that_hangs_is_named() -> None:
-    loader = DataLoader(Hangs(), 4, num_workers=2, timeout=0.2)
+    hangs = Items(lambda i: threading.Event().wait() if i == 5 else i)
+    loader = DataLoader(hangs, 4, num_workers=2, timeout=0.2)
     with pytest.raises(RuntimeError, match=r"timed out after 0.2 seconds.*\[4, 5, 6, 7\]"):
         rows(loader)
 
@@ -281,11 +261,8 @@ def test_what_cannot_be_spawned_is_named(settings: Any, said: str) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_error_names_its_sample(num_workers: int) -> None:
-    class Fails(Noisy):
-        def __getitem__(self, i: int) -> Any:
-            return {}["nothing"] if i == 5 else i
-
-    iterator = iter(DataLoader(Fails(), 4, num_workers=num_workers))
+    fails = Items(lambda i: {}["nothing"] if i == 5 else i)
+    iterator = iter(DataLoader(fails, 4, num_workers=num_workers))
     next(iterator)
     with pytest.raises(KeyError) as raised:
         next(iterator)
@@ -299,7 +276,7 @@ def test_draws_do_not_depend_on_the_number_of_workers() -> None:
     runs = []
     for num_workers in (1, 2):
         torch.manual_seed(4)
-        loader = DataLoader(Noisy(), 4, shuffle=True, num_workers=num_workers)
+        loader = DataLoader(Items(noisy), 4, shuffle=True, num_workers=num_workers)
         runs.append([batches(loader), batches(loader)])
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
@@ -307,12 +284,12 @@ def test_draws_do_not_depend_on_the_number_of_workers() -> None:
 
 def test_draws_are_resumed_with_other_workers() -> None:
     torch.manual_seed(4)
-    loader = DataLoader(Noisy(), 4, shuffle=True, num_workers=2)
+    loader = DataLoader(Items(noisy), 4, shuffle=True, num_workers=2)
     iterator = iter(loader)
     next(iterator)
     state = json.loads(json.dumps(loader.state_dict()))
     rest = batches(iterator)
-    again = DataLoader(Noisy(), 4, shuffle=True, num_workers=1)
+    again = DataLoader(Items(noisy), 4, shuffle=True, num_workers=1)
     again.load_state_dict(state)
     assert batches(again) == rest
 
@@ -332,7 +309,7 @@ def test_an_iterable_goes_on_with_as_many_readers_as_it_had() -> None:
 
 def ranked(num: int, rank: int, ranks: int, **named: Any) -> DataLoader:
     sampler: Any = DistributedSampler(range(num), ranks, rank, shuffle=True, seed=3)
-    return DataLoader(Noisy(num), 2, sampler=sampler, **named)
+    return DataLoader(Items(noisy, num), 2, sampler=sampler, **named)
 
 
 def test_draws_of_samples_are_those_of_any_number_of_ranks() -> None:
@@ -459,32 +436,19 @@ def test_a_trainer_tells_the_epoch_of_a_loop_that_goes_on(at: int) -> None:
     assert [rows(rest), rows(again)] == [rows(iterator), rows(loader)]
 
 
-class Late(tud.Dataset):
-    """Sample 0 is not there before somebody writes."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, i: int) -> int:
-        if i == 0:
-            os.read(self.descriptor, 1)
-        return i
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_what_was_given_before_its_turn_is_not_given_again(workers: int) -> None:
     reads, writes = os.pipe()
+    # Sample 0 is not there before somebody writes.
+    late = Items(lambda i: i if i or os.read(reads, 1) else -1)
     try:
-        loader = DataLoader(Late(reads), 2, num_workers=2, in_order=False)
+        loader = DataLoader(late, 2, num_workers=2, in_order=False)
         loop = iter(loader)
         given = [next(loop).tolist() for _ in range(4)]
         state = json.loads(json.dumps(loader.state_dict()))
         os.write(writes, b"." * 8)  # Each loop that is begun may read it.
         assert sorted(given + [batch.tolist() for batch in loop]) == in_twos(ROWS)
-        again = DataLoader(Late(reads), 2, num_workers=workers, in_order=False)
+        again = DataLoader(late, 2, num_workers=workers, in_order=False)
         again.load_state_dict(state)
         loop = iter(again)
         given.append(next(loop).tolist())
@@ -515,27 +479,6 @@ def test_an_iterable_that_has_shrunk_is_told(workers: int) -> None:
     again.load_state_dict(loader.state_dict())
     with pytest.raises(feeder.ResumeError, match="has fewer samples than"):
         next(iter(again))
-
-
-class Broken(Late):
-    """Sample 9 cannot be read, for now."""
-
-    def __getitem__(self, i: int) -> int:
-        if i == 9 and self.descriptor:
-            raise OSError("disk")
-        return i
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_after_an_error_is_one_of_the_batch_before(workers: int) -> None:
-    loader = DataLoader(Broken(1), 2, num_workers=workers)
-    given = []
-    with pytest.raises(OSError, match="disk"):
-        for batch in loader:
-            given.append(batch.tolist())
-    again = DataLoader(Broken(0), 2, num_workers=workers)
-    again.load_state_dict(loader.state_dict())
-    assert given + [batch.tolist() for batch in again] == in_twos(ROWS)
 
 
 def in_twos(numbers: list[int]) -> list[list[int]]:

@@ -116,20 +116,12 @@ class Job:
 
     def __init__(self, c: Configuration, server: str) -> None:
         self.configuration, data = c, c.data
-        self.feed: Any = None
         self.log: list[Any] = []
         self.rows: list[Any] = []
         self.saves: Path | None = None
-        if data.kind == "served":
-            self.loader = FeedLoader.connect(server, queue=0)
-        elif data.kind == "feed":
-            self.feed = data.make_feed()
-            self.loader = FeedLoader(self.feed["train"])
-        else:
-            self.loader = FeedLoader(
-                data.make(lambda i: (np.full(1, i / 7, np.float32), i)), data.size,
-                shuffle=data.shuffle, seed=c.seed, epochs=data.epochs, drop_last=data.drop_last,
-            )  # fmt: skip
+        self.loader, self.feed = data.open(
+            FeedLoader, lambda i: (np.full(1, i / 7, np.float32), i), server, seed=c.seed
+        )
         self.state = FeedState(self.loader)
         self.strategy = strategy_of(c.way)
         if c.way == "unbuilt":
@@ -266,13 +258,8 @@ def check(c: Configuration, job: Job) -> None:
 
 def differences(c: Configuration, folder: Path) -> tuple[int, list[str]]:
     """Run it, kill it at every step and resume it; the number of kills. Raises where it differs."""
-    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+    with c.data.served(folder) as server, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        server = ""
-        if c.data.kind == "served":
-            address = f"ipc://{folder}/s"
-            running = stack.enter_context(feeder.serve(c.data.make_feed, address, queues=1))
-            server = running.addresses[0]
         whole = Job(c, server)
         whole.saves = folder
         whole.run()

@@ -7,7 +7,6 @@ import inspect
 import re
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 import feeder
@@ -17,6 +16,7 @@ from feeder import errors
 from feeder.cli import COMMANDS, _module
 from feeder.observe.prometheus import METRICS, names
 from feeder.observe.verdict import KINDS
+from small import Pure, make
 
 pytestmark = pytest.mark.process
 
@@ -67,22 +67,12 @@ def names_in(rows: list[list[str]]) -> set[str]:
     return {name for row in rows for name in re.findall(r"`([\w/]+)`", row[0])}
 
 
-def fetch(call: feeder.Call) -> list[np.ndarray]:
-    if call.index == 3:
-        raise StopIteration
-    return [np.zeros(4)]
-
-
-def make() -> feeder.Coordinator:
-    return feeder.init_data_input_workers(["x"], fetch, 4, coordinator=feeder.Coordinator())
-
-
 def test_every_statistic_is_told() -> None:
     text = section(DOCS / "watching.md", "In the program")
     of_feed, of_consumer = text.split("| `consumer.stats()`")
-    found = {re.sub(r"/[0-9]+/", "/N/", name) for name in make()["train"].stats()}
+    found = {re.sub(r"/[0-9]+/", "/N/", name) for name in make(Pure())["train"].stats()}
     assert names_in(table(of_feed)) == found
-    with serving(make) as server, reading(server) as consumer:
+    with serving(lambda: make(Pure())) as server, reading(server) as consumer:
         assert names_in(table(f"\n|{of_consumer}")) == set(consumer.stats())
 
 

@@ -86,12 +86,8 @@ def test_what_holds_a_handle_is_told_with_the_ways_out(
         "file": file, "file to read": read, "lock": threading.Lock(), "socket": sock,
         "thread": threading.Thread(),
     }  # fmt: skip
-    with (
-        file,
-        read,
-        sock,
-        pytest.raises(ConfigError, match="fetch_fun 'Holds' cannot be sent") as caught,
-    ):
+    told = pytest.raises(ConfigError, match="fetch_fun 'Holds' cannot be sent")
+    with file, read, sock, told as caught:
         make(Holds(what[kind]), executor=Processes(2))
     assert THREE_WAYS in str(caught.value)
     assert "files, locks and sockets" in str(caught.value)
@@ -160,11 +156,8 @@ def test_a_module_that_a_process_cannot_import_is_named(
     )
     monkeypatch.syspath_prepend(tmp_path)
     told = "worker 0, call 0: .*'only_here:fetch', which cannot be had: not in a process"
-    with (
-        running("only_here:fetch", executor=Processes(2)) as (_, feed),
-        pytest.raises(FetchError, match=told) as caught,
-    ):
-        next(feed)
+    with pytest.raises(FetchError, match=told) as caught:
+        drain("only_here:fetch", executor=Processes(2))
     (noted,) = caught.value.__cause__.__notes__
     assert "only_here.py" in noted
 
@@ -183,11 +176,8 @@ def test_a_stop_does_not_wait_for_a_preload_that_hangs(
 ) -> None:
     (tmp_path / "hangs.py").write_text("import threading\nthreading.Event().wait()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with (
-        running(remote.plain, executor=Processes(2, preload=["hangs"]), timeout=0.5) as (_, feed),
-        pytest.raises(FetchTimeout) as caught,
-    ):
-        next(feed)
+    with pytest.raises(FetchTimeout) as caught:
+        drain(remote.plain, executor=Processes(2, preload=["hangs"]), timeout=0.5)
     (noted,) = caught.value.__notes__
     assert "no process of the fetch function has started yet" in noted
 
@@ -227,11 +217,8 @@ def test_a_call_that_ends_each_process_is_told(number: int, num: int) -> None:
 
 def test_a_call_is_made_as_often_as_retries_say(tmp_path: Path) -> None:
     fetch = remote.Counts(tmp_path)
-    with (
-        running(fetch, executor=Processes(1), retries=5, retry_backoff_s=0.0) as (_, feed),
-        pytest.raises(FetchError, match="its process ended 6 times"),
-    ):
-        next(feed)
+    with pytest.raises(FetchError, match="its process ended 6 times"):
+        drain(fetch, executor=Processes(1), retries=5, retry_backoff_s=0.0)
     assert len(list(tmp_path.iterdir())) == 6
 
 
@@ -242,25 +229,17 @@ def test_a_function_whose_loading_ends_the_process_is_told(
         f"import os\nif os.getpid() != {os.getpid()}:\n    os._exit(7)\ndef fetch(call): ...\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with (
-        running("ends_on_import:fetch", executor=Processes(2), num_worker_threads=1) as (_, feed),
-        pytest.raises(FetchError, match=r"ended one after the other .* exited with status 7"),
-    ):
-        next(feed)
+    with pytest.raises(FetchError, match=r"ended one after the other .* exited with status 7"):
+        drain("ends_on_import:fetch", executor=Processes(2), num_worker_threads=1)
 
 
 def test_a_call_that_is_made_again_for_a_resume_is_told() -> None:
     with running(remote.plain, executor=Processes(1), batch_size=4) as (_, feed):
         batch = next(feed)
     # The batch ended in the second chunk, which is fetched again.
-    fetch, retries = At(1, remote.die), {"retries": 2, "retry_backoff_s": 0.0}
-    with (
-        running(
-            fetch, executor=Processes(1), batch_size=4, resume=batch.cut.token(), **retries
-        ) as (_, feed),
-        pytest.raises(FetchError, match=r"call 1: its process ended 3 times.*SIGKILL"),
-    ):
-        next(feed)
+    settings = {"batch_size": 4, "resume": batch.cut.token(), "retry_backoff_s": 0.0}
+    with pytest.raises(FetchError, match=r"call 1: its process ended 3 times.*SIGKILL"):
+        drain(At(1, remote.die), executor=Processes(1), retries=2, **settings)
 
 
 # ---- It never returns
@@ -340,14 +319,8 @@ def test_what_a_call_raises_is_told_with_its_own_traceback(raises: Any, told: st
 @pytest.mark.served
 @pytest.mark.usefixtures("in_threads")
 def test_an_exception_that_is_raised_again_has_one_note() -> None:
-    with (
-        running(Raises(remote.the_same), executor=Processes(1), retries=3, retry_backoff_s=0.0) as (
-            _,
-            feed,
-        ),
-        pytest.raises(FetchError) as caught,
-    ):
-        list(feed)
+    with pytest.raises(FetchError) as caught:
+        drain(Raises(remote.the_same), executor=Processes(1), retries=3, retry_backoff_s=0.0)
     assert len(caught.value.__cause__.__notes__) == 1
 
 

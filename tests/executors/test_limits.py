@@ -10,7 +10,7 @@ import pytest
 
 import remote
 from feeder import FetchError, Processes
-from feeds import assert_same, drain, running
+from feeds import assert_same, drain
 from lineage import WAIT_S
 from project import printed
 from remote import At
@@ -58,11 +58,8 @@ def test_each_small_number_of_descriptors_is_enough_or_told() -> None:
 def test_too_little_memory_is_told_by_the_call(
     fetch: Any, settings: dict[str, Any], told: str
 ) -> None:
-    with (
-        running(fetch, executor=Processes(2), batch_size=1, **settings) as (_, feed),
-        pytest.raises(FetchError, match=f"call 2: fetch function raised {told}"),
-    ):
-        list(feed)
+    with pytest.raises(FetchError, match=f"call 2: fetch function raised {told}"):
+        drain(fetch, executor=Processes(2), batch_size=1, **settings)
 
 
 def test_a_system_without_processes_is_told(
@@ -75,20 +72,14 @@ def test_a_system_without_processes_is_told(
     )
     monkeypatch.syspath_prepend(tmp_path)
     told = "worker 0, call 0: a process could not be started: .*Resource temporarily unavailable"
-    with (
-        running(remote.plain, executor=Processes(2, preload=["no_fork"])) as (_, feed),
-        pytest.raises(FetchError, match=told),
-    ):
-        next(feed)
+    with pytest.raises(FetchError, match=told):
+        drain(remote.plain, executor=Processes(2, preload=["no_fork"]))
 
 
 def test_an_interpreter_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = Processes(2, env={"PYTHONHOME": "/nonexistent"})
-    with (
-        running(remote.plain, executor=executor) as (_, feed),
-        pytest.raises(FetchError, match=r"no process could be started: .* exited with status 1"),
-    ):
-        next(feed)
+    with pytest.raises(FetchError, match=r"no process could be started: .* exited with status 1"):
+        drain(remote.plain, executor=executor)
 
 
 def test_a_process_that_is_full_of_memory_goes_on() -> None:

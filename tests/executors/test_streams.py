@@ -22,7 +22,7 @@ from feeder import Call, Processes, Threads
 from feeds import CARRIERS, Record, assert_same, drain, expected, make, note, running
 from fetches import FORMS, NEED_TWO_WORKERS, PATTERNS, make_fetch
 from parts import few
-from remote import Flaky, GivesAgain, GivesTwice, ManySizes, Small
+from remote import Flaky, GivesAgain, GivesTwice, Small
 
 pytestmark = [pytest.mark.usefixtures("in_threads"), pytest.mark.served]
 
@@ -205,27 +205,10 @@ def test_what_is_odd_is_told_as_in_threads(give: Callable[[], Any], at: int) -> 
     assert results[0] == results[1]
 
 
-def test_what_cannot_be_pickled_is_told() -> None:
-    with (
-        running(remote.Gives(remote.generator, 0), executor=Processes(1)) as (_, feed),
-        pytest.raises((feeder.FetchError, feeder.ChunkError), match="generator"),
-    ):
-        next(feed)
-
-
 # ---- arrays of which somebody keeps hold
 
 ONE = {"input_blob_names": ["x"], "batch_size": remote.ROWS}
 TWO = {"input_blob_names": ["x", "y"]}
-
-
-@pytest.mark.parametrize(("batch_size", "num"), ((7, 3), (900, 1)))
-def test_batches_that_are_kept_do_not_change(batch_size: int, num: int) -> None:
-    what: dict[str, Any] = {**TWO, "batch_size": batch_size, "last_batch": "keep"}
-    whole = drain(ManySizes(16, num), **what)
-    with running(ManySizes(16, num), executor=Processes(num), **what) as (_, feed):
-        batches = list(feed)
-    assert_same([note(batch) for batch in batches], whole)
 
 
 @pytest.mark.parametrize("how", ("the same", "overlap", "halves"))

@@ -8,6 +8,7 @@ import numpy as np
 
 from feeder import Batch
 from feeder.devices.cuda.cupydriver import CupyDriver, open_gpu
+from standin.numbered import ROWS, rows_of
 
 POISON = 0xA5
 _DELAY_BYTES = 32 * 2**20
@@ -77,3 +78,10 @@ class LateReader:
             )
             for head, places in self._seen
         ]
+
+
+def assert_vectors(got: list[np.ndarray], num: int) -> None:
+    """See that these are the vectors of so many batches."""
+    assert len(got) == num
+    wanted = [rows_of(step * ROWS, ROWS)[1] for step in range(num)]
+    assert [step for step in range(num) if not np.array_equal(got[step], wanted[step])] == []

@@ -11,9 +11,9 @@ import pytest
 
 from conformance.served import reading, serving
 from feeds import make, running
-from gpu.copying import Poisoning
+from gpu.copying import Poisoning, assert_vectors
 from needs import needs
-from standin.numbered import ROWS, rows_of, settings
+from standin.numbered import settings
 
 NUM_BATCHES = 2000
 pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.timeout(300)]
@@ -22,16 +22,6 @@ pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.timeout(300)]
 def framework(name: str) -> Any:
     needs(name)
     return importlib.import_module(name)
-
-
-def vectors(step: int) -> np.ndarray:
-    return rows_of(step * ROWS, ROWS)[1]
-
-
-def assert_vectors(got: list[np.ndarray]) -> None:
-    assert len(got) == NUM_BATCHES
-    different = [step for step, one in enumerate(got) if not np.array_equal(one, vectors(step))]
-    assert different == []
 
 
 @pytest.mark.parametrize("side", (False, True), ids=["default stream", "stream of its own"])
@@ -50,7 +40,7 @@ def test_torch_reads_what_was_fetched(poisoned: list[Poisoning], side: bool, how
                 found.append(tensor * 1)
             del batch, tensor
         torch.cuda.synchronize()
-        assert_vectors([one.cpu().numpy() for one in found])
+        assert_vectors([one.cpu().numpy() for one in found], NUM_BATCHES)
 
 
 def test_jax_reads_what_was_fetched(poisoned: list[Poisoning]) -> None:
@@ -61,7 +51,7 @@ def test_jax_reads_what_was_fetched(poisoned: list[Poisoning]) -> None:
             array = jax.dlpack.from_dlpack(batch["vector"])
             found.append(jax.block_until_ready(array * 1))
             del batch, array
-        assert_vectors([np.asarray(one) for one in found])
+        assert_vectors([np.asarray(one) for one in found], NUM_BATCHES)
 
 
 def test_what_torch_copies_from_a_consumer_on_the_host_is_what_was_sent() -> None:
@@ -79,4 +69,4 @@ def test_what_torch_copies_from_a_consumer_on_the_host_is_what_was_sent() -> Non
             # Its slot goes back, and is written again.
             del batch
         torch.cuda.synchronize()
-    assert_vectors([one.cpu().numpy() for one in found])
+    assert_vectors([one.cpu().numpy() for one in found], NUM_BATCHES)

@@ -13,8 +13,9 @@ import feeder
 from conformance.served import reading, serving
 from feeder.devices.cuda.torchdriver import TorchDriver
 from feeds import make, running
+from gpu.copying import assert_vectors
 from needs import needs
-from standin.numbered import ROWS, rows_of, settings
+from standin.numbered import settings
 
 NUM_BATCHES = 2000
 POISON = 0xA5
@@ -47,12 +48,6 @@ def poisoned(torch: Any) -> Iterator[list[int]]:
     assert sizes
 
 
-def assert_vectors(got: list[np.ndarray]) -> None:
-    assert len(got) == NUM_BATCHES
-    wrong = [s for s, one in enumerate(got) if not np.array_equal(one, rows_of(s * ROWS, ROWS)[1])]
-    assert wrong == []
-
-
 @pytest.mark.parametrize("side", (False, True), ids=["default stream", "stream of its own"])
 @pytest.mark.parametrize("depth", (1, 3))
 def test_tensors_are_what_was_fetched(
@@ -72,7 +67,7 @@ def test_tensors_are_what_was_fetched(
             found.append(batch["vector"] * 1)
             del batch
         stream.synchronize()
-        assert_vectors([one.cpu().numpy() for one in found])
+        assert_vectors([one.cpu().numpy() for one in found], NUM_BATCHES)
 
 
 @pytest.mark.parametrize("plane", ("shared", "frames"))
@@ -86,7 +81,7 @@ def test_a_consumers_tensors_are_what_was_sent(torch: Any, poisoned: list[int], 
             found.append(batch["vector"] * 1)
             del batch
         torch.cuda.synchronize()
-        assert_vectors([one.cpu().numpy() for one in found])
+        assert_vectors([one.cpu().numpy() for one in found], NUM_BATCHES)
         assert consumer.path == ("registered memory" if plane == "shared" else "pinned slots")
 
 

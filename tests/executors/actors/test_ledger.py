@@ -31,6 +31,11 @@ class Desk:
     def issue(self, now: float = 0.0) -> None:
         self.ledger.issue(now, lambda ticket, *to: self.sent.append((ticket.payload, *to)))
 
+    def late(self, now: float) -> None:
+        """What is late by now is issued again."""
+        self.ledger.late(now)
+        self.issue(now)
+
     def answer(self, generation: int, number: int, now: float = 0.0) -> Any:
         found = self.ledger.came(generation, number, now)
         self.issue(now)
@@ -87,16 +92,14 @@ def test_late_is_issued_again_and_the_first_answer_wins() -> None:
     desk = slow_desk()
     late_s = desk.ledger.late_s
     assert late_s == 1.5
-    desk.ledger.late(1.4)
-    desk.issue(1.4)
+    desk.late(1.4)
     assert desk.sent[-1] == ("30", 2, 30)
     desk.ledger.late(1.5)
     desk.issue(31.0)
     assert desk.sent[-1] == ("slow", 2, 31)
     assert desk.ledger.num_again == 1
     # The one other actor has it: there is no third.
-    desk.ledger.late(60.0)
-    desk.issue(60.0)
+    desk.late(60.0)
     assert len(desk.sent) == 32
     assert desk.answer(2, 31, now=61.0) == ("slow", True)
     assert desk.answer(1, 1, now=62.0) == ("slow", False)
@@ -104,8 +107,7 @@ def test_late_is_issued_again_and_the_first_answer_wins() -> None:
 
 def test_who_hangs_in_what_another_one_has_made_is_told() -> None:
     desk = slow_desk()
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
+    desk.late(31.0)
     assert desk.ledger.stuck(31.0, 0.0) == []
     desk.answer(2, 31, now=32.0)
     assert desk.ledger.stuck(32.0, 0.0) == [1]
@@ -128,8 +130,7 @@ def test_who_loads_its_function_does_not_hang() -> None:
     (mine,) = [name for name, generation, _ in desk.sent if generation == 2]
     other = desk.sent[-1] if desk.sent[-1][1] == 1 else desk.sent[-2]
     desk.answer(*other[1:], now=40.1)
-    desk.ledger.late(41.0)
-    desk.issue(41.0)
+    desk.late(41.0)
     assert desk.sent[-1][:2] == (mine, 1)
     assert desk.answer(*desk.sent[-1][1:], now=41.1) == (mine, True)
     # The first one took 5 s for its first.
@@ -139,20 +140,16 @@ def test_who_loads_its_function_does_not_hang() -> None:
 
 def test_who_takes_over_may_be_late_too() -> None:
     desk = slow_desk()
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
+    desk.late(31.0)
     desk.ledger.add(3)
-    desk.ledger.late(32.4)
-    desk.issue(32.4)
+    desk.late(32.4)
     assert desk.sent[-1] == ("slow", 2, 31)
     # The second one has had it for as long as the first had.
-    desk.ledger.late(32.5)
-    desk.issue(32.5)
+    desk.late(32.5)
     assert desk.sent[-1] == ("slow", 3, 1)
     # Three are enough: it may be slow everywhere.
     desk.ledger.add(4)
-    desk.ledger.late(60.0)
-    desk.issue(60.0)
+    desk.late(60.0)
     assert desk.sent[-1] == ("slow", 3, 1)
     assert desk.answer(3, 1, now=63.0) == ("slow", True)
     assert desk.answer(1, 1, now=64.0) == ("slow", False)
@@ -174,8 +171,7 @@ def late_again(desk: Desk, now: float) -> tuple[int, int]:
 
 def test_who_is_late_where_others_are_not_is_told_before_they_answer() -> None:
     desk = slow_desk()
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
+    desk.late(31.0)
     # It may be the call that is slow: nothing is known of that yet.
     assert desk.ledger.stuck(31.0, 0.0) == []
     desk.answer(2, 31, now=31.5)
@@ -197,16 +193,13 @@ def dies(desk: Desk, generation: int, num_begun: int = 1) -> list[tuple[Any, int
 
 def test_deaths_in_a_call_count_while_others_have_it() -> None:
     desk = slow_desk()
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
+    desk.late(31.0)
     assert dies(desk, 1) == []
     for generation in (3, 4):
         desk.ledger.add(generation)
-    desk.ledger.late(33.0)
-    desk.issue(33.0)
+    desk.late(33.0)
     assert dies(desk, 2) == []
-    desk.ledger.late(35.0)
-    desk.issue(35.0)
+    desk.late(35.0)
     assert desk.sent[-1][:2] == ("slow", 4)
     # Another one has it: it would end that one too.
     assert dies(desk, 3) == [("slow", 1, 3)]
@@ -214,8 +207,7 @@ def test_deaths_in_a_call_count_while_others_have_it() -> None:
 
 def test_deaths_for_which_no_call_is_to_blame_do_not_count() -> None:
     desk = slow_desk()
-    desk.ledger.late(31.0)
-    desk.issue(31.0)
+    desk.late(31.0)
     assert dies(desk, 1) == []
     # Its host has ended: one death is known of the call.
     assert dies(desk, 2, 0) == [("slow", 1, 1)]
@@ -225,8 +217,7 @@ def test_a_worker_is_not_issued_twice() -> None:
     desk = slow_desk()
     desk.ask("of worker 0", home=0, now=40.0)
     sent = list(desk.sent)
-    desk.ledger.late(1000.0)
-    desk.issue(1000.0)
+    desk.late(1000.0)
     assert [one for one in desk.sent if one not in sent] == [("slow", 2, 31)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -94,11 +95,8 @@ class Pool:
 
 @pytest.fixture
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    made = Pool(request.param)
-    try:
+    with closing(Pool(request.param)) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize("pool", [2], indirect=True)

@@ -69,9 +69,8 @@ def test_how_many_there_may_be(given: Any) -> None:
 
 @pytest.mark.process  # of an environment that has Ray
 def test_an_actor_that_ends_takes_its_processes_along() -> None:
-    made = Pool(2, per_actor=3)
-    pool = made.pool
-    try:
+    with contextlib.closing(Pool(2, per_actor=3)) as made:
+        pool = made.pool
         for generation in range(1, 7):
             made.join(generation, Line())
         first, second = pool._actors
@@ -88,20 +87,16 @@ def test_an_actor_that_ends_takes_its_processes_along() -> None:
         assert first not in pool._actors and second in pool._actors
         assert [len(actor.members) for actor in pool._actors] == [3, 3]
         assert set(made.killed) == {first.handle}
-    finally:
-        made.close()
 
 
 @pytest.mark.process  # of an environment that has Ray
 def test_an_actor_that_was_never_made_counts_once() -> None:
-    made = Pool(1, per_actor=2 * _MOST_UNMADE)
-    pool, error = made.pool, RuntimeError("no such package")
-    pool._ports = MagicMock()
-    try:
+    error = RuntimeError("no such package")
+    with contextlib.closing(Pool(1, per_actor=2 * _MOST_UNMADE)) as made:
+        pool = made.pool
+        pool._ports = MagicMock()
         for _ in range(_MOST_UNMADE):
             assert pool._failure == ""
             for member in list(pool._actors[0].members):
                 pool._on_hello(member.generation, None, error)
         assert "no actor could be started: the last one has ended: no such" in pool._failure
-    finally:
-        made.close()

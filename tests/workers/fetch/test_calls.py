@@ -10,24 +10,7 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, Counted, Held, chunk, ids, make
-
-
-def test_a_chunk_arrives_though_the_next_call_of_its_worker_does_not_return() -> None:
-    held = Held()
-
-    def fetch(worker_id: int, batch_size: int) -> Any:
-        calls[worker_id] += 1
-        if worker_id == 0 and calls[0] > 1:
-            return held(worker_id, batch_size)
-        return chunk(worker_id, calls[worker_id] - 1, 1 + 2 * worker_id)
-
-    calls: Counter[int] = Counter()
-    with make(fetch, timeout=5.0) as coordinator:
-        try:
-            assert ids([next(coordinator["train"])]) == [1, 10_001, 10_002, 10_003]
-        finally:
-            held.release()
+from small import WAIT_S, Counted, ids, make
 
 
 @pytest.mark.parametrize("pure", [False, True], ids=["fetch(worker_id)", "fetch(call)"])

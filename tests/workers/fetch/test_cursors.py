@@ -35,19 +35,16 @@ class Cursors:
         raise AssertionError("nobody resumes")
 
 
-UNSAVED = {
-    "a named tuple": Place("a", 1),
-    "a masked array": np.ma.array([1, 2], mask=[True, False]),
-    "a date": np.datetime64("2026-01-01"),
-    "nanoseconds": np.timedelta64(5, "ns"),
-    "an overlapping structure": np.zeros(
-        2, {"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, 2], "itemsize": 4}
-    ),
-}
+OVERLAPPING = np.dtype(
+    {"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, 2], "itemsize": 4}
+)
 
 
-@pytest.mark.parametrize("cursor", UNSAVED.values(), ids=UNSAVED)
+@pytest.mark.parametrize(
+    "cursor", [Place("a", 1), np.zeros(2, OVERLAPPING)], ids=["tuple", "array"]
+)
 def test_a_cursor_that_would_not_come_back_is_refused_before_the_first_call(cursor: Any) -> None:
+    """What other values these are is in `tests/feeder/state/test_codec.py`."""
     fetch = Cursors(lambda calls: {"at": cursor})
     with (
         make(fetch, num_worker_threads=1) as coordinator,

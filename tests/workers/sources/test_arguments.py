@@ -107,15 +107,8 @@ def test_a_shuffled_list_is_another_order() -> None:
 
 
 FILES = [
-    "a/00.x",
-    "a/01.x.gz",
-    "a/02.x-1",
-    "a/b/03.x",
-    "a/b/04.y",
-    "a/.h/05.x",
-    "a/_t/06.x",
-    "7{1,2}.x",
-]
+    "a/00.x", "a/01.x.gz", "a/02.x-1", "a/b/03.x", "a/b/04.y", "a/.h/05.x", "a/_t/06.x", "7{1,2}.x",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,12 @@ def test_a_function_that_writes_to_its_record_changes_no_array(tmp_path: Path) -
     assert x.flags.writeable and not x.any() and not np.load(tmp_path / "x.npy").any()
 
 
+UNREADABLE = [
+    "empty.npy", "half.npy", "folder.npy",
+    "empty.npz", "objects.npz", "half.npz", "flipped.npz", "unpacked.npz",
+]  # fmt: skip
+
+
 def test_what_is_no_array(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}, 1], dtype=object), allow_pickle=True)
     (tmp_path / "garbage.npy").write_bytes(b"garbage")
@@ -95,19 +101,7 @@ def test_what_is_no_array(tmp_path: Path) -> None:
         ((tmp_path / "garbage.npz",), r"cannot be read as arrays: it is no \.npz file$"),
         ((tmp_path / "one.npz",), r"cannot be read as arrays: it is no \.npz file$"),
         ((tmp_path / "objects.npy",), "cannot be read as arrays"),
-        *(
-            ((tmp_path / name,), rf"{name}' cannot be read as arrays: ")
-            for name in (
-                "empty.npy",
-                "empty.npz",
-                "objects.npz",
-                "half.npz",
-                "flipped.npz",
-                "unpacked.npz",
-                "half.npy",
-                "folder.npy",
-            )
-        ),
+        *(((tmp_path / name,), rf"{name}' cannot be read as arrays: ") for name in UNREADABLE),
         ((tmp_path / "x.txt",), "is no .npy file, nor an .npz file alone"),
         ((np.arange(2), tmp_path / "x.npz"), "is no .npy file, nor an .npz file alone"),
     ]

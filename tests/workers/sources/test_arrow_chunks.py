@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as of_numpy
 import feeder
 from feeder.sources import RecordError
 from parts import examples
+from small import make as make_feed
 
 KINDS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
@@ -49,9 +50,7 @@ def feed(columns: list[str], chunks: list[Any], size: int = 2, **settings: Any) 
             raise StopIteration
         return chunks[call.index]
 
-    return feeder.init_data_input_workers(
-        columns, fetch, size, coordinator=feeder.Coordinator(), **settings
-    )
+    return make_feed(fetch, columns, size, **settings)
 
 
 def given_by(columns: list[str], chunks: list[Any], size: int = 2) -> list[dict[str, Any]]:
@@ -129,7 +128,7 @@ TABLE = pa.table(
 def test_structs_lists_and_texts_are_as_in_a_source(give: Callable[[Any], Any]) -> None:
     names = ["s.a", "s.t", "x"]
     wanted = feeder.sources.arrow(TABLE)
-    with feeder.init_data_input_workers(names, wanted, 2, coordinator=feeder.Coordinator()) as made:
+    with make_feed(wanted, names, 2) as made:
         want = [{name: batch[name].tolist() for name in batch} for batch in made["train"]]
     # A reader gives its rows once, and a feed looks at its first call twice.
     chunks = [give(TABLE.slice(0, 3)), give(TABLE.slice(3))]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import uuid
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -25,91 +24,15 @@ import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 from feeder.workers.sources.stores.arrow_columns import to_columns, value_of  # noqa: E402
-
-INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
-NUMBERS = {
-    kind: st.integers(-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1) for kind in INTS
-}
-NUMBERS |= {
-    pa.uint8(): st.integers(0, 255), pa.uint64(): st.integers(0, 2**64 - 1),
-    pa.float16(): st.floats(width=16, allow_nan=False),
-    pa.float32(): st.floats(width=32, allow_nan=False),
-    pa.float64(): st.floats(allow_nan=False), pa.bool_(): st.booleans(),
-}  # fmt: skip
-TEXTS = st.text("a\0é", max_size=14)
-OCTETS = st.binary(max_size=14)
-SECONDS = datetime.timedelta(days=30000)
-OTHERS = {
-    pa.string(): TEXTS, pa.large_string(): TEXTS, pa.string_view(): TEXTS,
-    pa.binary(): OCTETS, pa.large_binary(): OCTETS, pa.binary_view(): OCTETS,
-    pa.binary(3): st.binary(min_size=3, max_size=3),
-    pa.decimal128(7, 2): st.integers(-999, 999).map(lambda n: decimal.Decimal(n).scaleb(-2)),
-    pa.date32(): st.dates(), pa.timestamp("us"): st.datetimes(),
-    pa.duration("us"): st.timedeltas(-SECONDS, SECONDS),
-    pa.time32("ms"): st.times().map(lambda t: t.replace(microsecond=t.microsecond // 1000 * 1000)),
-    pa.time64("us"): st.times(), pa.null(): st.none(),
-}  # fmt: skip
-LEAVES = NUMBERS | OTHERS
-
-
-@st.composite
-def kinds(draw: Any, depth: int = 2) -> Any:
-    """A type."""
-    if not depth or draw(st.booleans()):
-        return draw(st.sampled_from([*LEAVES]))
-    inner = draw(kinds(depth=depth - 1))
-    return draw(st.sampled_from([
-        pa.list_(inner), pa.large_list(inner), pa.list_view(inner), pa.list_(inner, 2),
-        pa.struct([("a", inner)]), pa.struct([("a", inner), ("b", pa.int8())]),
-        pa.map_(pa.string(), inner), pa.map_(pa.int16(), inner),
-    ]))  # fmt: skip
-
-
-def values(kind: Any, nulls: bool) -> Any:
-    """Values of a type."""
-    name = str(kind)
-    if kind in LEAVES:
-        made: Any = LEAVES[kind]
-    elif name.startswith("struct"):
-        fields = [kind.field(i) for i in range(kind.num_fields)]
-        made = st.fixed_dictionaries({f.name: values(f.type, nulls) for f in fields})
-    elif name.startswith("map"):
-        pair = st.tuples(values(kind.key_type, False), values(kind.item_type, nulls))
-        made = st.lists(pair, max_size=2)
-    else:
-        num = getattr(kind, "list_size", None)
-        made = st.lists(values(kind.value_type, nulls), min_size=num or 0, max_size=num or 3)
-    return st.none() | made if nulls else made
-
-
-def plain(value: Any) -> Any:
-    """A value without NumPy; bytes of a fixed size come as arrays of them."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, bytes):
-        return list(value)
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def leaf_values(name: str, kind: Any, rows: list[Any]) -> dict[str, list[Any]]:
-    """Structs taken apart."""
-    if not str(kind).startswith("struct"):
-        return {name: rows}
-    made = {}
-    for i in range(kind.num_fields):
-        inner = kind.field(i).name
-        of_field = [None if row is None else row[inner] for row in rows]
-        made |= leaf_values(f"{name}.{inner}", kind.field(i).type, of_field)
-    return made
+from fuzz.tables import LEAVES, a_type, a_value, plain, rows_of  # noqa: E402
 
 
 def dtype_of(kind: Any) -> Any:
     """The dtype of the numbers of a type; None if it has none."""
-    while kind not in LEAVES and hasattr(kind, "value_type") and not str(kind).startswith("map"):
+    while kind not in LEAVES and hasattr(kind, "value_type") and not pa.types.is_map(kind):
         kind = kind.value_type
-    return np.dtype(kind.to_pandas_dtype()) if kind in NUMBERS else None
+    is_number = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return np.dtype(kind.to_pandas_dtype()) if is_number else None
 
 
 def write(path: Path, table: Any) -> None:
@@ -121,53 +44,54 @@ def write(path: Path, table: Any) -> None:
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
-@settings(max_examples=1500 if parts.is_full else 150, deadline=None)
-@given(data=st.data(), nulls=st.booleans())
+@settings(max_examples=1500 if parts.is_full else 200, deadline=None)
+@given(rng=st.randoms(use_true_random=False), nulls=st.booleans())
 def test_values_are_those_of_pyarrow_or_an_error(
-    ending: str, data: Any, nulls: bool, tmp_path_factory: Any
+    ending: str, rng: Random, nulls: bool, tmp_path_factory: Any
 ) -> None:
     path = tmp_path_factory.getbasetemp() / f"types.{ending}"
-    kind = data.draw(kinds())
-    rows = data.draw(st.lists(values(kind, nulls), min_size=1, max_size=5))
-    table = pa.table({"x": pa.array(rows, kind)})
+    kind = a_type(rng)
+    num = rng.randint(1, 5)
+    table = pa.table({"x": pa.array([a_value(rng, kind, 0.3 * nulls) for _ in range(num)], kind)})
     try:
         write(path, table)
         if ending == "parquet":
             table = pq.read_table(path)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         assume(False)
-    wanted = leaf_values("x", kind, table.column("x").to_pylist())
+    wanted = rows_of(table)
     read = parquet if ending == "parquet" else arrow
-    source, num = read(path), len(rows)
-    order = data.draw(st.lists(st.integers(0, num - 1), min_size=1, max_size=6))
+    source = read(path)
+    order = rng.choices(range(num), k=rng.randint(1, 6))
     samples = source.records.samples(np.array(order), call(0, 1))  # type: ignore[attr-defined]
-    for name, column in wanted.items():
-        assert [plain(sample[name]) for sample in samples] == [plain(column[i]) for i in order]
+    assert plain(samples) == plain([wanted[i] for i in order])
     # Slices, and columns in several pieces.
     joined = pa.concat_tables([table.slice(1), table])
     for name, made in to_columns(joined).items():
-        again = wanted[name][1:] + wanted[name]
+        again = [row[name] for row in wanted[1:] + wanted]
         assert [plain(value_of(made, i)) for i in range(2 * num - 1)] == plain(again)
     try:
-        columns = source(call(0, num))
+        columns: Any = source(call(0, num))
     except RecordError:
         return
-    for name, column in wanted.items():
-        assert plain(columns[name]) == plain(column)  # type: ignore[call-overload]
-        if (dtype := dtype_of(kind)) is not None and np.size(columns[name]):  # type: ignore[call-overload]
-            assert columns[name].dtype == dtype  # type: ignore[call-overload]
+    for name in wanted[0]:
+        assert plain(columns[name]) == plain([row[name] for row in wanted])
+        if (dtype := dtype_of(kind)) is not None and np.size(columns[name]):
+            assert columns[name].dtype == dtype
 
 
 WHOLE = [pa.int8(), pa.float32(), pa.string(), pa.binary(3), pa.list_(pa.int16())]
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.data(), st.sampled_from(WHOLE), st.booleans())
+@pytest.mark.parametrize("as_mask", [False, True])
+@pytest.mark.parametrize("kind", WHOLE, ids=str)
+@settings(max_examples=10, deadline=None)
+@given(rng=st.randoms(use_true_random=False))
 def test_nulls_are_masked_filled_or_named(
-    tmp_path_factory: Any, data: Any, kind: Any, as_mask: bool
+    tmp_path_factory: Any, rng: Random, kind: Any, as_mask: bool
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "nulls.parquet"
-    rows = data.draw(st.lists(st.none() | values(kind, nulls=False), min_size=1, max_size=7))
+    rows = [rng.choice([None, a_value(rng, kind, 0)]) for _ in range(rng.randint(1, 7))]
     write(path, pa.table({"x": pa.array(rows, kind), "n": range(len(rows))}))
     zero = {pa.string(): "", pa.binary(3): bytes(3), pa.list_(pa.int16()): []}.get(kind, 0)
     fill = 0 if kind == pa.binary(3) else zero

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import feeder
 from calls import call
 from feeder.cli import main
 from feeder.workers.errors import ConfigError
@@ -21,6 +20,7 @@ from feeder.workers.sources.stores import inflated
 from needs import needs
 from project import TESTS
 from shards import example, ints, numbered, write_tar, write_tfrecord
+from small import make as make_feed
 
 needs("pyarrow")
 
@@ -61,9 +61,7 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], Callable[..., Any]]] = {
 
 def rows(source: Any, threads: int = 3) -> list[list[Any]]:
     source = source.map(lambda record: {"n": len(repr(record)), "x": hash(repr(record))})
-    with feeder.init_data_input_workers(
-        ["n", "x"], source, 3, coordinator=feeder.Coordinator(), num_threads=threads
-    ) as made:
+    with make_feed(source, ["n", "x"], 3, num_threads=threads) as made:
         return [batch[name].tolist() for batch in made["train"] for name in ("n", "x")]
 
 

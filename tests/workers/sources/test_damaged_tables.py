@@ -61,11 +61,11 @@ def write(path: Path, columns: dict[str, Any], damage: dict[int, bytes] | None =
         path.write_bytes(data)
 
 
-def write_beyond(path: Path, column: Any) -> None:
-    """Write a column whose second offset leads far outside."""
-    write(path, {"x": column})
+def write_beyond(path: Path, column: Any, **sound: Any) -> None:
+    """Write a column whose second offset leads far outside, and others."""
+    write(path, {"x": column, **sound})
     at = path.read_bytes().index(OFFSETS) + 8
-    write(path, {"x": column}, {at: np.int32(2**30).tobytes()})
+    write(path, {"x": column, **sound}, {at: np.int32(2**30).tobytes()})
 
 
 BEYOND = {
@@ -89,9 +89,7 @@ def test_a_damaged_batch_is_named_with_its_file_and_cure(
 
 def test_columns_that_are_not_read_may_be_damaged(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
-    write(path, {"x": WORDS, "n": pa.array(range(4))})
-    at = path.read_bytes().index(OFFSETS) + 8
-    write(path, {"x": WORDS, "n": pa.array(range(4))}, {at: np.int32(2**30).tobytes()})
+    write_beyond(path, WORDS, n=pa.array(range(4)))
     assert arrow(path, ["n"])(call(0, 4))["n"].tolist() == [0, 1, 2, 3]
 
 

@@ -200,9 +200,10 @@ def test_shards_of_a_mixture_have_its_proportions_at_each_place(data: st.DataObj
             assert all(abs(has[k] - n / num) <= block for k, n in enumerate(told.values()))
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(st.data())
-def test_sources_may_have_shards(data: st.DataObject) -> None:
+@pytest.mark.parametrize("mode", ["drop", "repeat"])
+@settings(max_examples=examples(20), deadline=None)
+@given(data=st.data())
+def test_sources_may_have_shards(mode: str, data: st.DataObject) -> None:
     num, stick = data.draw(st.integers(2, 4)), data.draw(st.booleans())
     parts = {
         name: numbers(1000 * k, data.draw(st.integers(num, 30)))
@@ -211,11 +212,8 @@ def test_sources_may_have_shards(data: st.DataObject) -> None:
         for k, name in enumerate("abc")
     }
     weights = {name: data.draw(st.sampled_from([1, 3, 0.3, 2**0.5])) for name in parts}
-    mode = data.draw(st.sampled_from(["drop", "repeat"]))
     schedule = [(data.draw(st.integers(1, 40)), {"a": 1, "b": 1, "c": 1})]
-    mixture = mix(
-        {name: (part, weights[name]) for name, part in parts.items()}, schedule, mode
-    )  # fmt: skip
+    mixture = mix({name: (part, weights[name]) for name, part in parts.items()}, schedule, mode)
     have: list[list[int]] = [[], [], []]
     for epoch in range(4):
         rows = rows_of(mixture, epoch, 64)
@@ -406,10 +404,8 @@ def test_a_bug_in_a_source_of_a_mixture_is_noted() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("executor", [None, feeder.Processes(2)])
 def test_a_feed_names_the_source_of_the_mixture(executor: Any) -> None:
-    made = feeder.init_data_input_workers(
-        ["x"], mix({"text": numbers(), "code": numbers(100).map(steps.odd_fails)}), 4,
-        executor=executor, coordinator=feeder.Coordinator(),
-    )  # fmt: skip
+    mixture = mix({"text": numbers(), "code": numbers(100).map(steps.odd_fails)})
+    made = make_feed(mixture, ["x"], executor=executor)
     with made, pytest.raises(feeder.FetchError) as caught:
         list(made["train"])
     assert re.match(r"mix: source 'code': row \d+: odd$", str(caught.value.__cause__))

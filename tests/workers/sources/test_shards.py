@@ -180,12 +180,16 @@ def test_nothing_is_left_of_an_index_that_cannot_be_kept(
     assert sorted(os.listdir(tmp_path)) == before
 
 
+def add_member(tar: Any, name: str, data: bytes = b"7", headers: Any = ()) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.pax_headers = len(data), dict(headers)
+    tar.addfile(member, io.BytesIO(data))
+
+
 def test_a_member_that_is_there_twice_is_named(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         for name in ("a.cls", "a.cls", "b.cls"):
-            member = tarfile.TarInfo(name)
-            member.size = 1
-            tar.addfile(member, io.BytesIO(b"7"))
+            add_member(tar, name)
     with pytest.raises(RecordError, match=r"x\.tar' at byte 512: .* members \['cls', 'cls'\]"):
         webdataset(tmp_path / "x.tar")(call(0, 2))
     source = webdataset(tmp_path / "x.tar", on_error="skip")
@@ -240,21 +244,8 @@ def test_sparse_members_are_what_was_written(kind: str, tmp_path: Path) -> None:
                     file.seek(int(rng.integers(1, 9)) * 8192, os.SEEK_CUR)
                     file.write(rng.bytes(int(rng.integers(1, 9000))))
                 file.truncate(file.tell() + 40_000 * (number != 4))
-    subprocess.run(
-        [
-            "tar",
-            "--sparse",
-            *SPARSE[kind],
-            "-C",
-            tmp_path,
-            "-cf",
-            shard,
-            "--no-recursion",
-            "é",
-            *names,
-        ],
-        check=True,
-    )
+    command = ["tar", "--sparse", *SPARSE[kind], "-C", tmp_path, "-cf", shard, "--no-recursion"]
+    subprocess.run([*command, "é", *names], check=True)
     with tarfile.open(shard) as tar:
         assert sum(member.sparse is not None for member in tar) > 6
     # As GNU tar reads them: `tarfile` takes other names.
@@ -284,9 +275,7 @@ def test_sparse_members_are_what_was_written(kind: str, tmp_path: Path) -> None:
 def test_a_sparse_member_that_is_there_twice_is_named(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         for headers in ({}, {"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"}):
-            member = tarfile.TarInfo("a.cls")
-            member.size, member.pax_headers = 1, headers
-            tar.addfile(member, io.BytesIO(b"7"))
+            add_member(tar, "a.cls", headers=headers)
     with pytest.raises(RecordError, match=r"the sample has the members \['/cls', 'cls'\]"):
         webdataset(tmp_path / "x.tar")(call(0, 1))
 
@@ -491,9 +480,7 @@ def test_a_sample_tells_its_key_and_its_shard(
             wanted.append(os.path.join(folder, f"{stem}{i}"))
             names = [f"{wanted[-1]}.{key}" for key in ("txt", "b.bin")]
             for name in [*(["nothing"] * (before == "no key")), *names]:
-                info = tarfile.TarInfo(name)
-                info.size = size
-                tar.addfile(info, io.BytesIO(b"x" * size))
+                add_member(tar, name, b"x" * size)
             if before == "folder":
                 info = tarfile.TarInfo("folder.d")
                 info.type = tarfile.DIRTYPE

@@ -20,6 +20,7 @@ from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, Source, arrays, nested, records
 from parts import examples
+from small import make as make_feed
 from steps import NUM, numbers
 
 
@@ -346,10 +347,8 @@ def test_records_that_processes_leave_out_are_counted(last_batch: str) -> None:
     other = source.map(steps.double)
     for _ in range(2):
         before = source.skipped
-        with feeder.init_data_input_workers(
-            ["x"], source, 4, executor=feeder.Processes(2), coordinator=feeder.Coordinator(),
-            last_batch=last_batch,
-        ) as made:  # fmt: skip
+        executor = feeder.Processes(2)
+        with make_feed(source, ["x"], executor=executor, last_batch=last_batch) as made:
             assert sum(len(batch["x"]) for batch in made["train"]) == 10
         # A call that is made twice, to compare its rows, is counted twice.
         assert 10 <= source.skipped - before <= 14

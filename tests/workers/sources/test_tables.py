@@ -233,13 +233,8 @@ def test_no_function_changes_what_is_kept(store: str, tmp_path: Path) -> None:
 
     with pytest.raises(RecordError, match=r"row 0: .* read-only"):
         source.map(change)(call(0, 4))
-    kinds = pa.list_(pa.bool_(), 2)
-    table = pa.table({"w": pa.array([[True, False]] * 4, kinds)})
-    path = tmp_path / f"w.{store}"
-    if store == "parquet":
-        pq.write_table(table, path)
-    else:
-        pyarrow.feather.write_feather(table, str(path), compression="uncompressed")
+    path, kind = tmp_path / f"w.{store}", pa.list_(pa.bool_(), 2)
+    write_table(path, pa.table({"w": pa.array([[True, False]] * 4, kind)}))
 
     def flip(row: Any) -> Any:
         row["w"] ^= True

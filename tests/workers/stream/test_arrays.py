@@ -22,10 +22,6 @@ def values(index: int, width: int) -> NDArray[np.int64]:
     return np.arange(6 * width).reshape(6, width) % 30_000 + index + 1
 
 
-def plain(rows: Any) -> Any:
-    return rows
-
-
 class Annotated(np.ndarray):
     """An array class of the user's own."""
 
@@ -37,7 +33,7 @@ def structured(rows: NDArray[Any]) -> Any:
 
 
 KINDS: dict[str, Callable[[NDArray[Any]], Any]] = {
-    "plain": plain,
+    "plain": lambda rows: rows,
     "every second row": lambda rows: np.repeat(rows, 2, axis=0)[::2],
     "every second column": lambda rows: np.repeat(rows, 2, axis=1)[:, ::2],
     "Fortran order": np.asfortranarray,
