@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
+from feeder.executors.blocks import map_shared
 from feeder.executors.child import Server
-from feeder.executors.mapping import map_shared
 from feeder.executors.options import Processes
 from feeder.executors.pool import Zygote
 from feeder.executors.wire import (

@@ -18,14 +18,13 @@ from typing import Any
 
 from feeder.errors import ClosedError, ConfigError
 from feeder.executors.actor import HELLO, Greeting, Invitation
+from feeder.executors.blocks import map_shared
 from feeder.executors.cluster import Cluster, load_ray
-from feeder.executors.ledger import Ledger, Ticket
-from feeder.executors.mapping import map_shared
+from feeder.executors.ledger import Ledger, Scaling, Seen, Ticket
 from feeder.executors.options import RayActors
 from feeder.executors.pool import MOST_STILLBORN, Ended, Lost, log, say, unpacked
 from feeder.executors.ports import Framed, Line, Mapped, Ports, memory_of
 from feeder.executors.processes import ProcessExecution, ProcessExecutor
-from feeder.executors.scaling import Scaling, Seen
 from feeder.executors.wire import (
     END,
     PROGRESS_BYTES,

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.executors import pickles, plain
-from feeder.executors.blocks import Writer
-from feeder.executors.mapping import map_shared
+from feeder.executors.blocks import Writer, map_shared
 from feeder.executors.options import resolve
 from feeder.executors.wire import (
     END,

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from feeder.errors import ClosedError
 from feeder.executors import pickles, plain
-from feeder.executors.blocks import Reader
-from feeder.executors.mapping import map_shared
+from feeder.executors.blocks import Reader, map_shared
 from feeder.executors.options import Processes
 from feeder.executors.wire import (
     PROGRESS_BYTES,

@@ -17,7 +17,7 @@ import pytest
 import remote
 from executors.actors.test_streams import FORMS_AND_WAYS
 from feeder import FetchError, RayActors
-from feeder.executors import scaling
+from feeder.executors import ledger
 from feeder.executors.actors import DATA, ActorPool
 from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
@@ -192,8 +192,8 @@ def test_one_that_ends_each_process_is_named(
 
 
 def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "_EVERY_S", 0.3)
-    monkeypatch.setattr(scaling, "_PATIENCE", 2)
+    monkeypatch.setattr(ledger, "_EVERY_S", 0.3)
+    monkeypatch.setattr(ledger, "_PATIENCE", 2)
     settings: dict[str, Any] = {
         "epochs": 1, "timeout": TIMEOUT_S, "input_blob_names": ["x"], "max_buffered_batches": 16
     }  # fmt: skip

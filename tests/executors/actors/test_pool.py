@@ -11,12 +11,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from feeder import RayActors
-from feeder.executors import scaling
+from feeder.executors import ledger
 from feeder.executors.actors import ActorPool, _Asked
-from feeder.executors.ledger import Ticket
+from feeder.executors.ledger import Scaling, Seen, Ticket
 from feeder.executors.pool import MOST_STILLBORN, Lost
 from feeder.executors.ports import Line
-from feeder.executors.scaling import Scaling, Seen
 from feeder.executors.wire import Calls
 from feeder.observe import verdict
 
@@ -234,4 +233,4 @@ def test_who_never_comes_is_asked_for_no_more() -> None:
 
 
 def test_the_shares_are_the_verdicts() -> None:
-    assert scaling._FED == verdict.STARVING
+    assert ledger._FED == verdict.STARVING
