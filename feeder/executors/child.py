@@ -60,6 +60,12 @@ def serve(wire: Wire) -> None:
     if isinstance(load, Come):
         _serve_driver(wire, load)
         return
+    answer_over(wire, load, descriptors)
+
+
+def answer_over(wire: Wire, load: Load, descriptors: list[int]) -> None:
+    """Answer tickets over a socket, for ever. Raises `HungUp`. The function's large arrays and the
+    page of its progress have come along."""
     function, page = descriptors
     progress = map_shared(page, PROGRESS_BYTES)
     os.close(page)

@@ -14,10 +14,6 @@ from collections.abc import Callable, Hashable
 from itertools import count
 from typing import Any, NamedTuple
 
-_QUICK_S = 0.02
-"""An answer within this time is a quick one, and its actor gets its next ticket ahead: to send
-tickets to another host and back takes a twentieth of it (2026-11-25)."""
-
 _LEAST_ANSWERS = 20
 """So many answers say how long a ticket takes."""
 
@@ -115,11 +111,13 @@ class Ledger:
     An actor's generation is the number under which it was started: a later one in the same place
     is another actor. One that was removed is fenced: its answers are strangers'.
 
-    `moves`: whether workers may go to another actor while theirs lives.
+    `moves`: whether workers may go to another actor while theirs lives. `quick_s`: an answer within
+    this time is a quick one, and its actor gets its next ticket ahead.
     """
 
-    def __init__(self, *, moves: bool) -> None:
+    def __init__(self, *, moves: bool, quick_s: float) -> None:
         self._moves = moves
+        self._quick_s = quick_s
         self._actors: dict[int, _Actor] = {}
         # Those that may be sent a ticket: without one, and with one that they answer quickly. A
         # dict is a set that keeps its order.
@@ -200,7 +198,26 @@ class Ledger:
         """The actors that are ready, oldest first."""
         return list(self._actors)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a ticket waits that one more actor would be given."""
+        if self._waiting and not self._idle:
+            return True
+        homes = (self._actors.get(self._homes.get(one.home, -1)) for one in self._homeless)
+        return any(home is None or home.is_retired for home in homes)
+
     # ---- tickets
+
+    def head(self, generation: int) -> Ticket | None:
+        """The oldest ticket of an actor: the one that it is at."""
+        actor = self._actors.get(generation)
+        return None if actor is None else next((one for one, _ in actor.open.values()), None)
+
+    def find(self, generation: int, number: int) -> Ticket | None:
+        """The ticket that was sent to an actor under a number; None where it has none such."""
+        actor = self._actors.get(generation)
+        found = None if actor is None else actor.open.get(number)
+        return None if found is None else found[0]
 
     def open(self, ticket: Ticket) -> None:
         """Somebody asks."""
@@ -213,7 +230,8 @@ class Ledger:
         """Send what may be sent: calls ``send(ticket, generation, number)``."""
         while self._homeless and self._actors:
             ticket = self._homeless.pop()
-            self._give(ticket, self._home_of(ticket.home), now, send)
+            if not ticket.is_done:
+                self._give(ticket, self._home_of(ticket.home), now, send)
         later = []
         while self._waiting and (self._idle or self._ahead):
             entry = heapq.heappop(self._waiting)
@@ -241,7 +259,7 @@ class Ledger:
         took = 0.0 if since is None else now - since
         del actor.open[number]
         is_start, actor.heard_at = not actor.heard_at, now
-        actor.is_quick = took < _QUICK_S
+        actor.is_quick = took < self._quick_s
         self._file(actor)
         ticket.attempts.discard(generation)
         is_first, ticket.is_done = not ticket.is_done, True
@@ -334,8 +352,8 @@ class Ledger:
         least = min(others or self._actors.values(), key=lambda one: one.num_homes)
         if home is not None:
             # One more than the least is even enough: else it would go to and fro.
-            is_crowded = home.is_retired or home.num_homes > least.num_homes + 1
-            if not (self._moves and is_crowded):
+            is_crowded = self._moves and home.num_homes > least.num_homes + 1
+            if not (home.is_retired or is_crowded):
                 return home
             home.num_homes -= 1
         least.num_homes += 1
