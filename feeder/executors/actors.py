@@ -139,14 +139,11 @@ class Actors(Launcher):
     def interrupt(self) -> None:
         self._wake()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._threads.close(_JOIN_S)
         with self.pool.lock:
             for actor in self.actors:
                 actor.state = State.RETIRED
-
-    def close(self) -> None:
-        with self.pool.lock:
             ports, self.ports = self.ports, None
         if ports is not None:
             ports.close()
@@ -275,7 +272,7 @@ class Actors(Launcher):
         # Of actors: these come and go.
         seen = Seen(
             at=now, starved_s=self._stats.chunks.seconds(now),
-            busy_s=pool.busy_s(now) / self._per, ready=len(pool.ledger.generations) / self._per,
+            busy_s=pool.ledger.busy_s / self._per, ready=len(pool.ledger.generations) / self._per,
         )  # fmt: skip
         if self._scaling.look(seen):
             self.fill_up()
@@ -420,7 +417,7 @@ class Actors(Launcher):
                 member.actor.state = State.GONE
             pool.bury(member, how or told, is_node=is_node)
 
-    def ended(self, member: Member) -> None:
+    def hung_up(self, member: Member) -> None:
         # Ray says how it ended, where it has; one that has left hangs up first.
         if self.ports is not None:
             self.ports.remove(member.generation)

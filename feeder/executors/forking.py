@@ -228,9 +228,6 @@ class Forking(Launcher):
         member.line.close()
         return member.zygote.reap(member.pid)
 
-    def ended(self, member: Member) -> None:
-        self.pool.bury(member)
-
     def look(self, member: Member) -> str:
         assert isinstance(member, _Process)
         return member.zygote.look(member.pid)
@@ -239,6 +236,6 @@ class Forking(Launcher):
         if (zygote := self._zygote) is not None:
             zygote.hang_up()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         with self.pool.lock:
             self._drop_zygote()

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from feeder.errors import ClosedError
 from feeder.executors.ledger import Ledger, Ticket
@@ -53,6 +53,7 @@ _NEXT = {
     State.COMING: {State.READY, State.GONE},
     State.READY: {State.RETIRED, State.GONE},
     State.RETIRED: {State.GONE},
+    State.GONE: set[State](),
 }
 
 
@@ -82,23 +83,15 @@ class Member:
         return ""
 
 
-class Ended(NamedTuple):
-    """How a process ended."""
-
-    pid: int
-    how: str
-
-
 class Lost(Exception):
-    """Each process that had the ticket ended before it answered, or so many as may."""
+    """So many processes as may have ended in one call of a ticket, or all that had it; says how the
+    last one ended."""
 
-    def __init__(self, ended: Ended, num_begun: int, num_deaths: int) -> None:
-        super().__init__(f"process {ended.pid} {ended.how}")
-        self.ended = ended
+    def __init__(self, how: str, num_begun: int, num_deaths: int) -> None:
+        super().__init__(how)
         self.num_begun = num_begun
-        """How many calls of the ticket were begun where one ended."""
+        """How many calls of the ticket had begun, with the one in which they ended."""
         self.num_deaths = num_deaths
-        """How many processes ended in that call: several may have had the ticket."""
 
 
 class Asked:
@@ -180,9 +173,9 @@ class Launcher:
         """End a process, and hang up; how it ended, where that is found out now."""
         raise NotImplementedError
 
-    def ended(self, member: Member) -> None:
+    def hung_up(self, member: Member) -> None:
         """A process has hung up."""
-        raise NotImplementedError
+        self.pool.bury(member)
 
     def look(self, member: Member) -> str:
         """The Python stacks of a process; empty where there are none to be had."""
@@ -195,11 +188,8 @@ class Launcher:
     def interrupt(self) -> None:
         """Whoever holds the lock may wait for a process to be started: no longer. Without it."""
 
-    def stop(self) -> None:
-        """End what has to end before the processes. Without the lock."""
-
     def close(self) -> None:
-        """End the rest. Without the lock."""
+        """End all but the processes, which are ended next. Without the lock."""
 
 
 class Pool:
@@ -230,14 +220,11 @@ class Pool:
         # By the thread that waits.
         self._asked: dict[int, Ticket] = {}
         self._num_started = self._num_stillborn = self._num_deaths = 0
-        # For how long processes have had tickets, added up over them, and up to when.
-        self._busy_s, self._busy_at = 0.0, 0.0
 
     # ---- life
 
     def start(self, num: int, load: Callable[[], tuple[Load, int]]) -> None:
         """Have so many processes at most, in the background. Raises `ConfigError`."""
-        self._busy_at = time.monotonic()
         self.load = load
         self.launcher.start(num)
 
@@ -254,11 +241,10 @@ class Pool:
     def close(self) -> None:
         """End all processes; when no thread asks any more."""
         self.interrupt()
-        self.launcher.stop()
+        self.launcher.close()
         with self.lock:
             for member in list(self.members.values()):
                 self.let_go(member)
-        self.launcher.close()
 
     # ---- tickets
 
@@ -273,7 +259,7 @@ class Pool:
         chunks, or an `Answered`.
 
         Raises:
-            Lost: each process that had it ended before it answered, or `most_deaths` did so.
+            Lost: each process that had it ended in one of its calls, or `most_deaths` did so.
             ClosedError: the pool is closed.
             CallLost: there can be no process.
         """
@@ -320,7 +306,6 @@ class Pool:
         is_more = True
         while is_more:
             is_more = self.ledger.is_short and self.launcher.start_one()
-            self.busy_s(now)
             self.ledger.issue(now, self._send)
 
     def _send(self, ticket: Ticket, generation: int, number: int) -> None:
@@ -363,12 +348,6 @@ class Pool:
         for ticket in list(self._asked.values()):
             self._fail(ticket, CallLost(why))
 
-    def busy_s(self, now: float) -> float:
-        """For how long processes have had tickets, added up over them; under the lock."""
-        self._busy_s += self.ledger.num_busy * (now - self._busy_at)
-        self._busy_at = now
-        return self._busy_s
-
     # ---- what is heard: by one thread at a time for each process
 
     def hear(self, member: Member) -> bool:
@@ -382,7 +361,7 @@ class Pool:
         except HungUp:
             with self.lock:
                 if not self.is_closed and member.state is not State.GONE:
-                    self.launcher.ended(member)
+                    self.launcher.hung_up(member)
         except (ValueError, OSError) as error:
             self.cannot_read(member, error)
         return False
@@ -392,7 +371,8 @@ class Pool:
         with self.lock:
             if self.is_closed or member.state is State.GONE:
                 return
-            if (head := self.ledger.head(member.generation)) is not None:
+            head = self.ledger.head(member.generation)
+            if head is not None and head.attempts == {member.generation}:
                 self._fail(head, CallLost(f"the answer of {member.name} cannot be read: {error}"))
             self.bury(member, f"sent what cannot be read: {error}")
 
@@ -420,9 +400,7 @@ class Pool:
         return True
 
     def _came(self, member: Member, message: Any, failure: Exception | None) -> None:
-        now = time.monotonic()
-        self.busy_s(now)
-        found = self.ledger.came(member.generation, message.number, now)
+        found = self.ledger.came(member.generation, message.number, time.monotonic())
         if found is None:
             self._give_turn(member)
             return
@@ -479,7 +457,6 @@ class Pool:
         self.members[member.generation] = member
         member.line = line
         self.move(member, State.READY)
-        self.busy_s(time.monotonic())
         self.ledger.add(member.generation)
 
     def retire(self, member: Member) -> None:
@@ -530,13 +507,18 @@ class Pool:
             self.issue()
 
     def _remove(self, member: Member, how: str, begun: Callable[[Ticket, int, int], int]) -> None:
-        """Fence a process; who waits for it asks again."""
+        """Fence a process; what it was asked is asked again, or is lost."""
         self.move(member, State.GONE)
         self.members.pop(member.generation, None)
-        self.busy_s(time.monotonic())
-        ended = Ended(member.pid, f"on {member.place} {how}" if member.place else how)
+        where = f" on {member.place}" if member.place else ""
         for ticket, num_begun, num_deaths in self.ledger.remove(member.generation, begun):
-            self._fail(ticket, Lost(ended, num_begun, num_deaths))
+            if num_begun:
+                self._fail(
+                    ticket, Lost(f"process {member.pid}{where} {how}", num_begun, num_deaths)
+                )
+            else:
+                # It ended before it came to these calls, and not for them.
+                self.ledger.open(ticket)
 
     # ---- what is told
 

@@ -172,7 +172,7 @@ class ProcessExecution:
         `Lost` if the process ended in these calls, or `most_deaths` did. `counts`: what these
         leave out was not left out before."""
         ticket = Calls(first, epoch, 0, size, num, _MOST_BYTES, None, [])
-        made = self._ask(ticket, None, _as_it_is, most_deaths)
+        made = self._pool.ask(ticket, None, _as_it_is, most_deaths)
         if made.skipped and counts:
             # Counted where the user looks: at the source that the processes have copies of.
             fetch: Any = self._given.fetch
@@ -191,24 +191,14 @@ class ProcessExecution:
         """Make so many calls of one worker at most, in its own process."""
         worker = self._workers[worker_id]
         ticket = Calls(worker.num_chunks, 0, worker_id, size, num, _MOST_BYTES, None, [])
-        made = self._ask(ticket, worker_id, lambda process: worker.prepare(process, ticket, size))
+        made = self._pool.ask(
+            ticket, worker_id, lambda process: worker.prepare(process, ticket, size)
+        )
         worker.num_chunks += len(made.chunks)
         worker.num_ends += made.outcome == END
         if self._given.seekable and made.cursors:
             worker.cursor = made.cursors[-1]
         return made
-
-    def _ask(
-        self, ticket: Any, home: int | None, prepare: Callable[[Member], None],
-        most_deaths: int = 1,
-    ) -> Any:  # fmt: skip
-        while True:
-            try:
-                return self._pool.ask(ticket, home, prepare, most_deaths)
-            except Lost as lost:
-                # Else it ended before it came to these calls, and not for them.
-                if lost.num_begun:
-                    raise
 
     def only(self, ask: Callable[[int], Any]) -> Any:
         """The chunk of one call, or what it raised."""
@@ -263,7 +253,7 @@ class ProcessExecution:
         self._answer(Ask(worker_id, packed, None, None, []), worker_id, worker.is_in)
 
     def _answer(self, ticket: Ask, home: int | None, prepare: Callable[[Member], None]) -> Any:
-        answered = self._ask(ticket, home, prepare)
+        answered = self._pool.ask(ticket, home, prepare)
         if answered.error:
             raise self.error_of(answered.error)
         return codec.unpack(answered.cursor) if answered.cursor else None
@@ -361,10 +351,7 @@ class _Deaths:
         """Some more have. Raises `CallLost` where these are too many."""
         self._num += lost.num_deaths
         if self._num > self._most:
-            raise CallLost(
-                f"its process ended {self._num} times, the last time process {lost.ended.pid} "
-                f"{lost.ended.how}"
-            ) from None
+            raise CallLost(f"its process ended {self._num} times, the last time {lost}") from None
 
     def forget(self) -> None:
         """The next call begins."""
