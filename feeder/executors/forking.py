@@ -19,16 +19,7 @@ from feeder.errors import ClosedError
 from feeder.executors.lines import Mapped
 from feeder.executors.options import Processes
 from feeder.executors.pool import MOST_STILLBORN, Launcher, Member
-from feeder.executors.wire import (
-    Fork,
-    Forked,
-    HungUp,
-    Look,
-    Reap,
-    Reaped,
-    Seen,
-    Wire,
-)
+from feeder.executors.wire import Fork, Forked, HungUp, Look, Reap, Reaped, Seen, Wire
 from feeder.workers.errors import CallLost
 
 _ONE_THREAD = dict.fromkeys(
