@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
-from feeder.executors.child import Server
-from feeder.executors.mapping import map_shared
+from feeder.executors.child import Server, answer_over
+from feeder.executors.forking import Zygote
 from feeder.executors.options import Processes
-from feeder.executors.pool import Zygote
 from feeder.executors.wire import (
     PROGRESS_BYTES,
     Come,
@@ -150,7 +149,7 @@ class Seats:
         with self._lock:
             del self._seats[told.generation]
             seat.wire.close()
-            how = seat.zygote.reap(seat.pid).how
+            how = seat.zygote.reap(seat.pid)
         if isinstance(left, Left):
             if left.error:
                 raise ConnectionError(left.error)
@@ -178,7 +177,8 @@ def answer_driver(told: Invitation, public: bytes, secret: bytes) -> None:
     """Answer the driver until it hangs up. Raises `ConnectionError` where it cannot be reached."""
     wire = _dial(told) if told.unix else None
     if wire is not None:
-        _serve_mapped(*wire)
+        with contextlib.suppress(HungUp), contextlib.closing(wire[0]):
+            answer_over(*wire)
         return
     with _Frames(told, public, secret) as frames, contextlib.suppress(HungUp):
         server = None
@@ -212,22 +212,6 @@ def _dial(told: Invitation) -> tuple[Wire, Any, list[int]] | None:
         return None
     sock.settimeout(None)
     return wire, load, descriptors
-
-
-def _serve_mapped(wire: Wire, load: Any, descriptors: list[int]) -> None:
-    function, page = descriptors
-    progress = map_shared(page, PROGRESS_BYTES)
-    os.close(page)
-    try:
-        server = Server(wire, load, function, progress)
-        while True:
-            ticket, _ = wire.receive()
-            wire.send(*server.answer(ticket))
-            server.blocks.sent()
-    except HungUp:
-        pass
-    finally:
-        wire.close()
 
 
 # ---- On another host

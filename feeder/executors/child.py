@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.executors import pickles, plain
-from feeder.executors.blocks import Writer
-from feeder.executors.mapping import map_shared
+from feeder.executors.blocks import Writer, map_shared
 from feeder.executors.options import resolve
 from feeder.executors.wire import (
     END,
@@ -61,6 +60,12 @@ def serve(wire: Wire) -> None:
     if isinstance(load, Come):
         _serve_driver(wire, load)
         return
+    answer_over(wire, load, descriptors)
+
+
+def answer_over(wire: Wire, load: Load, descriptors: list[int]) -> None:
+    """Answer tickets over a socket, for ever. Raises `HungUp`. The function's large arrays and the
+    page of its progress have come along."""
     function, page = descriptors
     progress = map_shared(page, PROGRESS_BYTES)
     os.close(page)

@@ -1,611 +1,577 @@
-"""The processes of an executor as this process sees them: started, asked, buried, replaced.
+"""The pool of a stream: its processes, who asks them, and what becomes of a process that ends.
 
-Each process has a socket of its own and answers its tickets in turn. Whoever sends a ticket waits
-until those before it have read their answers, and then reads its own: no thread stands in between.
+Any fetcher thread asks and waits; whoever holds the lock sends what may be sent. `ledger.py`
+decides which process gets which ticket. A launcher starts and ends the processes: `forking.py`
+those of this host, `actors.py` the actors of a cluster.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
 import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from collections import Counter
+from collections.abc import Callable, Hashable
+from enum import Enum
+from typing import Any
 
 from feeder.errors import ClosedError
-from feeder.executors import pickles, plain
-from feeder.executors.blocks import Reader
-from feeder.executors.mapping import map_shared
-from feeder.executors.options import Processes
-from feeder.executors.wire import (
-    PROGRESS_BYTES,
-    Calls,
-    Fork,
-    Forked,
-    HungUp,
-    Load,
-    Logged,
-    Look,
-    Made,
-    Reap,
-    Reaped,
-    Said,
-    Seen,
-    Wire,
-)
-from feeder.state import codec
+from feeder.executors.ledger import Ledger, Ticket
+from feeder.executors.lines import Line, Mapped, log, say, unpacked
+from feeder.executors.wire import END, Calls, HungUp, Load, Logged, Made, Said
 from feeder.workers.errors import CallLost
-from feeder.workers.stats import ExecutorCounts
-from feeder.workers.stream.dtypes import read_dtype
+from feeder.workers.stats import ExecutorCounts, StreamStats
+from feeder.workers.stream.digests import digest_chunk
 
 logger = logging.getLogger("feeder")
-
-_ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
-)
-"""Linear algebra in each of many processes would start a thread for each core."""
-
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from feeder.executors.zygote import main; main(sys.argv[1:])"
-)
 
 MOST_STILLBORN = 32
 """A function whose loading ends the process would be loaded for ever. A machine that kills what
 needs memory may take several in a row."""
 
-_MOST_ZYGOTES = 8
-"""One after the other that may end before they have forked a process."""
-
-_END_S = 5.0
-"""How long the zygote may take to end, once it was told; then it is killed."""
-
-_QUICK_S = 0.005
-"""An answer within this time is a quick one: a ticket of quick calls takes one millisecond. To be
-without a ticket for a tenth of one then costs two percent at most."""
-
 _LOOK_S = 1.0
 """How long who asks for a stack waits for the pool's lock: the stream has come to its end."""
 
-
-class Ended(NamedTuple):
-    """How a process ended."""
-
-    pid: int
-    how: str
+_END = -1
+"""Among digests: the epoch has ended here."""
 
 
-class Zygote:
-    """The interpreter that forks. Owner: the pool's lock, but for `hang_up`."""
+class State(Enum):
+    """What a process is for the pool."""
 
-    def __init__(self, options: Processes) -> None:
-        here, there = socket.socketpair()
-        self._wire = Wire(here)
-        path = [place for place in sys.path if isinstance(place, str)]
-        descriptor = -1
-        try:
-            with there:
-                # None of the standard ones, over there: here these may be closed.
-                descriptor = fcntl.fcntl(there, fcntl.F_DUPFD_CLOEXEC, 3)
-            # As multiprocessing does it: with -O, say, a function has no asserts there either.
-            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-            # -P: a module of the working directory may have the name of one that it imports.
-            arguments = [
-                sys.executable, *flags, "-P", "-c", _PROGRAM, json.dumps(path), str(descriptor),
-                str(os.getpid()), json.dumps(list(options.preload)),
-            ]  # fmt: skip
-            self._process = subprocess.Popen(
-                arguments, env={**_ONE_THREAD, **os.environ, **options.variables},
-                pass_fds=[descriptor], stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-        except BaseException:
-            here.close()
-            raise
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-        # What its imports came to, once it has told: empty where all went well.
-        self._problem: str | None = None
-
-    def fork(self) -> tuple[int, Wire]:
-        """A new process: its id and its socket.
-
-        Raises `HungUp`, `CallLost` where there can be none, and `OSError` where this process may
-        not have more descriptors."""
-        if self._problem is None:
-            ready, _ = self._wire.receive()
-            self._problem = ready.error
-        if self._problem:
-            raise CallLost(self._problem)
-        self._wire.send(Fork())
-        forked, descriptors = self._wire.receive()
-        assert isinstance(forked, Forked)
-        if forked.error:
-            raise CallLost(forked.error)
-        return forked.pid, Wire(socket.socket(fileno=descriptors[0]))
-
-    def reap(self, pid: int) -> Ended:
-        """End a process and say how it ended."""
-        try:
-            self._wire.send(Reap(pid))
-            reaped, _ = self._wire.receive()
-        except HungUp:
-            # Its processes end with it.
-            return Ended(pid, "ended with the process that had forked it")
-        assert isinstance(reaped, Reaped)
-        code = os.waitstatus_to_exitcode(reaped.status)
-        peak = f"; it had {reaped.peak_kb // 1024} MiB of memory at most" if code < 0 else ""
-        return Ended(pid, how_it_ended(code) + peak)
-
-    def look(self, pid: int) -> str:
-        """The Python stacks of a process; empty where there are none to be had."""
-        try:
-            self._wire.send(Look(pid))
-            seen, _ = self._wire.receive()
-        except HungUp:
-            return ""
-        assert isinstance(seen, Seen)
-        return seen.stack
-
-    def hang_up(self) -> None:
-        """Who waits for it need not any longer, and it ends. Any thread."""
-        self._wire.hang_up()
-
-    def close(self) -> str:
-        """End it, and all processes that it has forked; returns how it ended."""
-        self._wire.close()
-        try:
-            code = self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        return how_it_ended(code)
+    COMING = 0
+    """It was asked for, and has no line yet."""
+    READY = 1
+    """It gets tickets."""
+    RETIRED = 2
+    """It gets no more, and ends when it has answered those that it has."""
+    GONE = 3
+    """It has ended, or is fenced: nothing that it says counts."""
 
 
-def how_it_ended(code: int) -> str:
-    """How a process ended, by its exit code."""
-    if code >= 0:
-        return f"exited with status {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    hint = ", as the kernel does if memory is short" if code == -signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+_NEXT = {
+    State.COMING: {State.READY, State.GONE},
+    State.READY: {State.RETIRED, State.GONE},
+    State.RETIRED: {State.GONE},
+    State.GONE: set[State](),
+}
 
 
-class Process:
-    """One process. What is received belongs to the thread whose turn it is, all else to the pool's
-    lock."""
+class Member:
+    """A process of a pool. Owner: the pool's lock."""
 
-    def __init__(
-        self,
-        number: int,
-        place: int,
-        zygote: Zygote,
-        pid: int,
-        wire: Wire,
-        progress: NDArray[np.uint8],
-    ) -> None:
-        self._progress = progress
-        self.zygote = zygote
-        """What has forked it, and reaps it."""
-        self.num_tickets = 0
-        """Tickets that were sent."""
-        self.number = number
-        """Counted through all that have been started: a worker's last call was made in one."""
-        self.place = place
-        self.pid = pid
-        self.wire = wire
-        self.blocks = Reader()
-        self.num_waiting = 0
-        """Tickets whose answers have not been read."""
-        self.num_calls = 0
-        """Calls that it has made, and those that tickets without an answer allow it."""
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        """Counted through all that have been asked for."""
+        self.state = State.COMING
+        self.line = Line()
+        """From the time when it is ready."""
+        self.pid = 0
         self.has_answered = False
         """Whether it has come so far."""
-        self.is_quick = False
-        """Whether its last answer came quickly."""
-        self.is_retired = False
-        """Whether another one has its place: it ends when it has answered."""
-        self.ended: Ended | None = None
-        """How it ended; None while it lives."""
-        self.last = threading.Lock()
-        """Locked until the last ticket's answer has been read."""
+        self.num_calls = 0
+        """Calls that it has made, and those that tickets without an answer allow it."""
 
-    def num_begun(self, ticket: int) -> int:
-        """How many calls of a ticket it has begun."""
-        last, begun = self._progress.view(np.uint64)[:2].tolist()
-        return int(begun) if last == ticket else 0
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"process {self.pid}"
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people; empty where that is this host."""
+        return ""
 
 
 class Lost(Exception):
-    """The process ended before it answered."""
+    """So many processes as may have ended in one call of a ticket, or all that had it; says how the
+    last one ended."""
 
-    def __init__(self, ended: Ended, num_begun: int, num_deaths: int = 1) -> None:
-        super().__init__(f"process {ended.pid} {ended.how}")
-        self.ended = ended
+    def __init__(self, how: str, num_begun: int, num_deaths: int) -> None:
+        super().__init__(how)
         self.num_begun = num_begun
-        """How many calls of the ticket it had begun."""
+        """How many calls of the ticket had begun, with the one in which they ended."""
         self.num_deaths = num_deaths
-        """How many processes ended in that call: several may have had the ticket."""
+
+
+class Asked:
+    """What a fetcher thread has asked, and waits for. Woken under the pool's lock."""
+
+    def __init__(self, message: Any, prepare: Callable[[Member], None]) -> None:
+        self.message = message
+        self.prepare = prepare
+        self.digests: list[int] | None = None
+        self.reads: Member | None = None
+        """The process whose answers this thread is to read, since its ticket is the oldest."""
+        self.is_finished = False
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._wakes = threading.Lock()
+        self._wakes.acquire()
+
+    def read_from(self, member: Member) -> None:
+        """It is this thread's turn."""
+        self.reads = member
+        self._wake()
+
+    def finish(self, answer: Any, error: BaseException | None = None) -> None:
+        """It is answered, once."""
+        self._answer, self._error = answer, error
+        self.is_finished = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wakes.locked():
+            self._wakes.release()
+
+    def wait(self) -> None:
+        """Until it is answered, or it is this thread's turn to read."""
+        self._wakes.acquire()
+
+    def result(self) -> Any:
+        """The answer; raises what it came to."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+
+class Launcher:
+    """What pools differ in: how processes are started and ended, and how their lines are made. All
+    is called under the pool's lock, but for what says otherwise."""
+
+    pool: Pool
+    """Whose launcher it is."""
+    kind = "process"
+    kinds = "processes"
+    quick_s = 0.0
+    """An answer within this time is a quick one, and its process gets its next ticket ahead."""
+    askers_read = False
+    """Whether who asks reads; otherwise a thread of the launcher's own calls `Pool.hear`."""
+    repeats = False
+    """Whether a late ticket goes to a second process."""
+    most_calls: int | None = None
+    """A process is replaced after so many calls."""
+    most_stillborn = MOST_STILLBORN
+    """So many processes may end one after the other before one of them has answered."""
+
+    def start(self, num: int) -> None:
+        """Have so many processes at most, in the background. Without the lock. Raises
+        `ConfigError`."""
+
+    def watch(self, stats: StreamStats) -> None:
+        """What the stream counts. Without the lock."""
+
+    def start_one(self) -> bool:
+        """A ticket waits that one more process would answer: start it, if there may be one that is
+        ready at once; whether it was started."""
+        return False
+
+    def fill_up(self) -> None:
+        """A process has gone: see to others."""
+
+    def end(self, member: Member) -> str:
+        """End a process, and hang up; how it ended, where that is found out now."""
+        raise NotImplementedError
+
+    def hung_up(self, member: Member) -> None:
+        """A process has hung up."""
+        self.pool.bury(member)
+
+    def look(self, member: Member) -> str:
+        """The Python stacks of a process; empty where there are none to be had."""
+        raise NotImplementedError
+
+    def nobody(self) -> str:
+        """Why no process has a ticket, for people. Without the lock."""
+        return ""
+
+    def interrupt(self) -> None:
+        """Whoever holds the lock may wait for a process to be started: no longer. Without it."""
+
+    def close(self) -> None:
+        """End all but the processes, which are ended next. Without the lock."""
 
 
 class Pool:
-    """The processes of one executor.
+    """The processes of one stream.
 
-    Any fetcher thread asks; the lock guards which processes there are and what is sent. The thread
-    that starts and closes the feed starts and closes it.
+    Any fetcher thread asks; the lock guards the ledger, the members and what is sent. Whoever
+    starts and closes the feed starts and closes the pool.
+
+    `moves`: whether workers may go to another process while theirs lives. `debug`: two processes
+    that had the same ticket must have given the same.
     """
 
-    def __init__(self, options: Processes) -> None:
-        self._options = options
-        self._lock = threading.Lock()
-        # Notified where a process may have room for a ticket; and the turns of those that wait.
-        self._room = threading.Condition(self._lock)
-        self._turns: list[tuple[int, int]] = []
-        self._zygote: Zygote | None = None
-        # By place, and those whose place has been given to another one.
-        self._processes: list[Process | None] = []
-        self._retired: set[Process] = set()
-        self._num_started = 0
-        # By place, how many processes ended in a row before they had answered.
-        self._num_stillborn: list[int] = []
-        # By the thread that waits: the process, and the ticket.
-        self._asked: dict[int, tuple[Process, Any]] = {}
-        self._is_closed = False
-        self._load: Callable[[], tuple[Load, int]] | None = None
-        self.num_deaths = 0
-        """Processes that ended by themselves; any thread may read."""
+    def __init__(self, launcher: Launcher, *, moves: bool, debug: bool = False) -> None:
+        self.launcher = launcher
+        launcher.pool = self
+        self.moves = moves
+        self.debug = debug
+        self.lock = threading.Lock()
+        self.ledger = Ledger(moves=moves, quick_s=launcher.quick_s)
+        self.members: dict[int, Member] = {}
+        """By generation: all that have not gone."""
+        self.num_ready = 0
+        self.load: Callable[[], tuple[Load, int]] | None = None
+        """What each process is told first, and a descriptor that comes along."""
+        self.is_closed = False
+        self.failure = ""
+        """Why there is no going on."""
+        # By the thread that waits.
+        self._asked: dict[int, Ticket] = {}
+        self._num_started = self._num_stillborn = self._num_deaths = 0
 
     # ---- life
 
     def start(self, num: int, load: Callable[[], tuple[Load, int]]) -> None:
-        """Start so many processes, in the background; `load` gives what each is told first, and a
-        descriptor that comes along, which stays open here."""
-        with self._lock:
-            self._load = load
-            self._processes = [None] * num
-            self._num_stillborn = [0] * num
-            # What hinders it now is told by the first call.
-            with contextlib.suppress(OSError):
-                self._zygote = Zygote(self._options)
+        """Have so many processes at most, in the background. Raises `ConfigError`."""
+        self.load = load
+        self.launcher.start(num)
 
     def interrupt(self) -> None:
         """Who waits for an answer gets a `ClosedError`."""
-        self._is_closed = True
-        # Without the lock: whoever holds it may wait for a process to be started.
-        if (zygote := self._zygote) is not None:
-            zygote.hang_up()
-        with self._lock:
-            for process in self._alive():
-                process.wire.hang_up()
-            self._room.notify_all()
+        self.is_closed = True
+        self.launcher.interrupt()
+        with self.lock:
+            for member in self.members.values():
+                member.line.hang_up()
+            for ticket in list(self._asked.values()):
+                self._fail(ticket, ClosedError("the feed is stopped"))
 
     def close(self) -> None:
-        """End all processes, and the zygote; when no thread asks any more."""
+        """End all processes; when no thread asks any more."""
         self.interrupt()
-        with self._lock:
-            self._drop_zygote()
-            for process in self._alive():
-                self._end(process)
-            # And with them the memory that came, as far as nobody looks at it.
-            self._processes.clear()
-
-    def _alive(self) -> list[Process]:
-        """Those that have not been found to have ended."""
-        placed = [process for process in self._processes if process is not None]
-        return [process for process in (*placed, *self._retired) if process.ended is None]
-
-    def _end(self, process: Process) -> Ended:
-        """End a process; under the lock."""
-        self._retired.discard(process)
-        if process.ended is None:
-            process.wire.close()
-            process.ended = process.zygote.reap(process.pid)
-        return process.ended
-
-    def _drop_zygote(self) -> str:
-        zygote, self._zygote = self._zygote, None
-        return "" if zygote is None else zygote.close()
+        self.launcher.close()
+        with self.lock:
+            for member in list(self.members.values()):
+                self.let_go(member)
 
     # ---- tickets
 
     def ask(
-        self, ticket: Any, place: int | None, prepare: Callable[[Any], None], most_deaths: int = 1
+        self,
+        message: Any,
+        home: Hashable | None,
+        prepare: Callable[[Member], None],
+        most_deaths: int = 1,
     ) -> Any:
-        """Send a ticket to the process of a place, or to the one that has least to do, and wait for
-        its answer: a `Made` with arrays for chunks, or an `Answered`. One process has it, so more
-        than one death there cannot be.
+        """Have a ticket answered by the process of a worker, or by any: a `Made` with arrays for
+        chunks, or an `Answered`.
 
         Raises:
-            Lost: the process ended before it answered.
+            Lost: each process that had it ended in one of its calls, or `most_deaths` did so.
             ClosedError: the pool is closed.
-            CallLost: no process could be started.
+            CallLost: there can be no process.
         """
         ident = threading.get_ident()
-        with self._lock:
-            if place is None:
-                self._wait_for_room(ticket)
-            process = self._choose(place)
-            before, process.last = process.last, threading.Lock()
-            mine = process.last
-            mine.acquire()
-            process.num_waiting += 1
-            prepare(process)
-            reserved = self._limit(process, ticket)
-            process.num_tickets += 1
-            ticket.number = number = process.num_tickets
-            ticket.freed = process.blocks.freed()
-            self._asked[ident] = process, ticket
-            with contextlib.suppress(HungUp):  # It is found out where the answer is read.
-                process.wire.send(ticket)
-        answer, took = None, 0.0
+        asked = Asked(message, prepare)
+        are_calls = isinstance(message, Calls)
+        turn = (message.epoch, message.first) if are_calls else (-1, -1)
+        is_repeatable = self.launcher.repeats and home is None and are_calls
+        ticket = Ticket(asked, home, turn, is_repeatable=is_repeatable, most_deaths=most_deaths)
+        with self.lock:
+            if self.is_closed or self.load is None:
+                raise ClosedError("the feed is not running")
+            if self.failure:
+                raise CallLost(self.failure)
+            self._asked[ident] = ticket
+            self.ledger.open(ticket)
+            self.issue()
         try:
-            with before:
-                began = time.monotonic()
-                answer = self._read(process)
-                took = time.monotonic() - began
-                return answer
-        except (HungUp, ValueError, OSError) as error:
-            raise self._bury(process, number, error) from None
+            while not asked.is_finished:
+                asked.wait()
+                while asked.reads is not None and not asked.is_finished and self.hear(asked.reads):
+                    pass
+        except BaseException:
+            self._abandon(ticket)
+            raise
         finally:
-            self._let_go(process, answer, ident, reserved, took)
-            # After that: whoever comes next does not wait for a process that was ended.
-            mine.release()
+            # Without the lock, which a thousand threads want: whoever looks at all takes a copy.
+            self._asked.pop(ident, None)
+        return asked.result()
 
-    def _limit(self, process: Process, ticket: Any) -> int:
-        """Have a ticket's calls be no more than its process may make; returns how many."""
-        if not isinstance(ticket, Calls):
-            return 0
-        most = self._options.max_calls
+    def _abandon(self, ticket: Ticket) -> None:
+        """Who waits was interrupted: the rest of an answer must not be taken for the next one, nor
+        may a worker have gone on."""
+        with self.lock:
+            ticket.is_done = True
+            for generation in list(ticket.attempts):
+                if (member := self.members.get(generation)) is not None:
+                    self.let_go(member)
+            self._go_on()
+
+    def issue(self) -> None:
+        """Send what may be sent; under the lock."""
+        now = time.monotonic()
+        is_more = True
+        while is_more:
+            is_more = self.ledger.is_short and self.launcher.start_one()
+            self.ledger.issue(now, self._send)
+
+    def _send(self, ticket: Ticket, generation: int, number: int) -> None:
+        member, asked = self.members[generation], ticket.payload
+        asked.prepare(member)
+        asked.message.number = number
+        if isinstance(asked.message, Calls):
+            self._allow(member, asked.message)
+        member.line.send(asked.message)
+        self._give_turn(member)
+
+    def _allow(self, member: Member, calls: Calls) -> None:
+        """Have a ticket's calls be no more than its process may make."""
+        most = self.launcher.most_calls
         if most is not None:
             # Half of what is left: another ticket may be under way at the same time.
-            left = most - process.num_calls
-            ticket.most_calls = min(ticket.most_calls, max(1, left // 2))
-        process.num_calls += ticket.most_calls
-        return ticket.most_calls
+            left = most - member.num_calls
+            calls.most_calls = min(calls.most_calls, max(1, left // 2))
+            if calls.most_calls >= left:
+                self.retire(member)
+        member.num_calls += calls.most_calls
 
-    def _let_go(
-        self, process: Process, answer: Any, ident: int, reserved: int, took: float
-    ) -> None:
-        """A thread has its answer, which took so long, or will have none."""
-        with self._lock:
-            process.is_quick = took < _QUICK_S
-            process.num_waiting -= 1
-            self._asked.pop(ident, None)
-            if isinstance(answer, Made):
-                process.num_calls += answer.num_calls - reserved
-            if answer is None:
-                # What is left of the answer must not be taken for the next one's.
-                self._end(process)
-            elif not process.has_answered:
-                process.has_answered = True
-                self._num_stillborn[process.place] = 0
-            if process.is_retired and not process.num_waiting:
-                self._end(process)
-            self._room.notify_all()
+    def _give_turn(self, member: Member) -> None:
+        """Have the asker of a process's oldest ticket read, where askers do."""
+        if self.launcher.askers_read:
+            head = self.ledger.head(member.generation)
+            if head is not None:
+                head.payload.read_from(member)
 
-    def _wait_for_room(self, ticket: Any) -> None:
-        """Wait until a process has room for a ticket, and no ticket of an earlier call waits: the
-        stream needs that one first."""
-        turn = (ticket.epoch, ticket.first) if isinstance(ticket, Calls) else (-1, -1)
-        self._turns.append(turn)
+    def _fail(self, ticket: Ticket, error: BaseException) -> None:
+        """A ticket comes to nothing, where it has not come to something."""
+        if not ticket.is_done:
+            ticket.is_done = True
+            ticket.payload.finish(None, error)
+
+    def fail_all(self, why: str) -> None:
+        """There is no going on; under the lock."""
+        if not self.failure:
+            self.failure = why
+        for ticket in list(self._asked.values()):
+            self._fail(ticket, CallLost(why))
+
+    # ---- what is heard: by one thread at a time for each process
+
+    def hear(self, member: Member) -> bool:
+        """Receive a message of a process on this host; whether another one may follow before its
+        next ticket is answered."""
+        line = member.line
+        assert isinstance(line, Mapped)
         try:
-            while self._is_full() or (min(self._turns) < turn and not self._is_closed):
-                self._room.wait()
-        finally:
-            self._turns.remove(turn)
-            self._room.notify_all()
+            message, descriptors = line.wire.receive()
+            return not self.heard(member, message, descriptors)
+        except HungUp:
+            with self.lock:
+                if not self.is_closed and member.state is not State.GONE:
+                    self.launcher.hung_up(member)
+        except (ValueError, OSError) as error:
+            self.cannot_read(member, error)
+        return False
 
-    def _is_full(self) -> bool:
-        """Whether a ticket that any process may answer has to wait. A process gets its next ticket
-        before it has answered only where it answers quickly: behind a slow call the ticket would
-        wait while another process has nothing to do."""
-        if self._is_closed:
+    def cannot_read(self, member: Member, error: Exception) -> None:
+        """What a process has sent cannot be read, so its oldest ticket comes to nothing."""
+        with self.lock:
+            if self.is_closed or member.state is State.GONE:
+                return
+            head = self.ledger.head(member.generation)
+            if head is not None and head.attempts == {member.generation}:
+                self._fail(head, CallLost(f"the answer of {member.name} cannot be read: {error}"))
+            self.bury(member, f"sent what cannot be read: {error}")
+
+    def heard(self, member: Member, message: Any, parts: list[Any]) -> bool:
+        """A message came, with descriptors or frames; whether it was an answer. Raises `ValueError`
+        or `OSError` where it cannot be read."""
+        if isinstance(message, Said):
+            say(message.is_error, message.text)
             return False
-        return all(
-            process is not None and process.ended is None and process.num_waiting > process.is_quick
-            for process in self._processes
-        ) and bool(self._processes)
-
-    def _choose(self, place: int | None) -> Process:
-        if self._is_closed or not self._processes:
-            raise ClosedError("the feed is not running")
-        places = range(len(self._processes)) if place is None else (place,)
-        best = min(places, key=self._waiting_at)
-        process = self._processes[best]
-        if process is not None and process.ended is None:
-            most = self._options.max_calls
-            if most is None or process.num_calls < most:
-                return process
-            self._retire(process)
-        self._processes[best] = None
-        process = self._processes[best] = self._start_one(best)
-        return process
-
-    def _retire(self, process: Process) -> None:
-        """A process has made all the calls that it may make."""
-        process.is_retired = True
-        self._retired.add(process)
-        if not process.num_waiting:
-            self._end(process)
-
-    def _waiting_at(self, place: int) -> int:
-        process = self._processes[place]
-        return 0 if process is None or process.ended is not None else process.num_waiting
-
-    def _start_one(self, place: int) -> Process:
-        assert self._load is not None
-        try:
-            zygote, pid, wire = self._fork()
-        except OSError as error:
-            raise CallLost(f"no process could be started: {error}") from error
-        self._num_started += 1
-        try:
-            progress = self._send_load(wire)
-        except OSError as error:
-            wire.close()
-            zygote.reap(pid)
-            raise CallLost(f"no process could be started: {error}") from error
-        return Process(self._num_started, place, zygote, pid, wire, progress)
-
-    def _fork(self) -> tuple[Zygote, int, Wire]:
-        """A new process, of a new zygote where the old one was killed; what that had forked has
-        ended with it."""
-        how = ""
-        for _ in range(_MOST_ZYGOTES):
-            if self._zygote is None:
-                self._zygote = Zygote(self._options)
-            # After the zygote is noted: `interrupt` sees it, or is seen here.
-            if self._is_closed:
-                raise ClosedError("the feed is stopped")
+        if isinstance(message, Logged):
+            log(message.record)
+            return False
+        failure: Exception | None = None
+        if isinstance(message, Made):
+            # Also what is dropped below: it may tell of types of arrays that come again.
             try:
-                return self._zygote, *self._zygote.fork()
-            except HungUp:
-                how = self._drop_zygote()
-        raise CallLost(
-            f"no process could be started: {_MOST_ZYGOTES} processes that were to fork them ended "
-            f"one after the other; the last one {how}"
-        )
+                message = unpacked(member.line, message, parts)
+            except (ValueError, OSError):
+                raise
+            except Exception as raised:
+                # Such as a class that only the process has.
+                failure = raised
+        with self.lock:
+            self._came(member, message, failure)
+        return True
 
-    def _send_load(self, wire: Wire) -> NDArray[np.uint8]:
-        """Tell a process what it needs; returns where it notes its progress."""
-        assert self._load is not None
-        load, descriptor = self._load()
-        page = os.memfd_create("feeder-progress", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(page, PROGRESS_BYTES)
-            progress = map_shared(page, PROGRESS_BYTES)
-            # Where it has ended already, that is found out where its answer is read.
-            with contextlib.suppress(HungUp):
-                wire.send(load, [descriptor, page])
-            return progress
-        finally:
-            os.close(page)
-
-    def _read(self, process: Process) -> Any:
-        if process.ended is not None:
-            raise HungUp("it has ended")
-        while True:
-            message, descriptors = process.wire.receive()
-            match message:
-                case Said(is_error, text):
-                    say(is_error, text)
-                case Logged(record):
-                    log(record)
-                case Made():
-                    return unpacked(process.blocks, message, descriptors, unpickles=True)
-                case _:
-                    return message
-
-    def _bury(self, process: Process, ticket: int, error: BaseException) -> Exception:
-        with self._lock:
-            if self._is_closed:
-                return ClosedError("the feed is stopped")
-            is_first = process.ended is None
-            ended = self._end(process)
-            if is_first:
-                self.num_deaths += 1
-                self._num_stillborn[process.place] += not process.has_answered
-            is_hopeless = self._num_stillborn[process.place] > MOST_STILLBORN
-        if not isinstance(error, HungUp):
-            return CallLost(f"the answer of process {process.pid} cannot be read: {error}")
+    def _came(self, member: Member, message: Any, failure: Exception | None) -> None:
+        found = self.ledger.came(member.generation, message.number, time.monotonic())
+        if found is None:
+            self._give_turn(member)
+            return
+        ticket, is_first = found
+        member.has_answered = True
+        self._num_stillborn = 0
+        if isinstance(message, Made):
+            member.num_calls += message.num_calls - ticket.payload.message.most_calls
+            if self.debug and failure is None:
+                self._compare(ticket, message, member)
         if is_first:
-            logger.warning("process %d of the fetch function %s", ended.pid, ended.how)
-        if is_hopeless:
-            return CallLost(
-                f"{MOST_STILLBORN} processes ended one after the other before one of them had "
-                f"answered; the last one, process {ended.pid}, {ended.how}"
+            ticket.payload.finish(message, failure)
+        if failure is not None:
+            # A worker's state there is not what is known of it here.
+            self.bury(member, f"sent what cannot be read: {failure!r}")
+        elif member.state is State.RETIRED and self.ledger.is_idle(member.generation):
+            self.let_go(member)
+        self.issue()
+        self._give_turn(member)
+
+    def _compare(self, ticket: Ticket, made: Made, member: Member) -> None:
+        """Two processes that had the same ticket must have given the same (debug switch)."""
+        if not ticket.is_repeatable:
+            return
+        given = _digests(made)
+        before = ticket.payload.digests
+        if before is None:
+            ticket.payload.digests = given
+            return
+        # One may have come further within its millisecond, and a call may raise now and then.
+        if any(one != other for one, other in zip(before, given, strict=False)):
+            call = ticket.payload.message
+            self.fail_all(
+                f"fetch function is not deterministic: calls from {call.first} on of epoch "
+                f"{call.epoch} gave other rows in {member.name} than in another "
+                f"{self.launcher.kind}"
             )
-        return Lost(ended, process.num_begun(ticket))
+
+    # ---- processes come and go; under the lock
+
+    def next_generation(self) -> int:
+        """A process is asked for."""
+        self._num_started += 1
+        return self._num_started
+
+    def move(self, member: Member, state: State) -> None:
+        """A process is something else from now on."""
+        assert state in _NEXT[member.state], (member.state, state)
+        self.num_ready += (state is State.READY) - (member.state is State.READY)
+        member.state = state
+
+    def join(self, member: Member, line: Line) -> None:
+        """A process may be asked."""
+        self.members[member.generation] = member
+        member.line = line
+        self.move(member, State.READY)
+        self.ledger.add(member.generation)
+
+    def retire(self, member: Member) -> None:
+        """A process gets no more tickets, and ends when it has answered."""
+        if member.state is State.READY:
+            self.move(member, State.RETIRED)
+            self.ledger.retire(member.generation)
+        if self.ledger.is_idle(member.generation):
+            self.let_go(member)
+
+    def let_go(self, member: Member) -> None:
+        """A process is not needed any more: end it. Tickets that it has are asked again."""
+        how = self.launcher.end(member)
+        self._remove(member, how or "was ended", lambda *which: 0)
+
+    def bury(self, member: Member, how: str = "", *, is_node: bool = False) -> None:
+        """A process is dead, or is taken for it; `how` is empty where the launcher finds that out.
+        `is_node`: its host has ended, and no call is to blame."""
+        is_retired = member.state is State.RETIRED
+        line = member.line
+
+        def begun(ticket: Ticket, number: int, place: int) -> int:
+            message = ticket.payload.message
+            if is_node or not isinstance(message, Calls):
+                return 0
+            return line.num_begun(number, place, message.most_calls)
+
+        told = self.launcher.end(member)
+        how = how or told
+        if not self.is_closed:
+            self._num_deaths += not is_retired
+            # Of a host that has ended, all end at once, and none is to blame.
+            self._num_stillborn += not (member.has_answered or is_node)
+            logger.warning("%s of the fetch function %s", member.name, how)
+        self._remove(member, how, begun)
+        most = self.launcher.most_stillborn
+        if self._num_stillborn > most:
+            self.fail_all(
+                f"{most} {self.launcher.kinds} ended one after the other before one of them had "
+                f"answered; the last one, {member.name}, {how}"
+            )
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have others in the place of those that have gone."""
+        if not (self.is_closed or self.failure):
+            self.launcher.fill_up()
+            self.issue()
+
+    def _remove(self, member: Member, how: str, begun: Callable[[Ticket, int, int], int]) -> None:
+        """Fence a process; what it was asked is asked again, or is lost."""
+        self.move(member, State.GONE)
+        self.members.pop(member.generation, None)
+        where = f" on {member.place}" if member.place else ""
+        for ticket, num_begun, num_deaths in self.ledger.remove(member.generation, begun):
+            if num_begun:
+                self._fail(
+                    ticket, Lost(f"process {member.pid}{where} {how}", num_begun, num_deaths)
+                )
+            else:
+                # It ended before it came to these calls, and not for them.
+                self.ledger.open(ticket)
 
     # ---- what is told
 
     def stack(self, ident: int | None) -> str:
-        """The Python stacks of the process that a thread waits for."""
+        """Where the process is that a thread waits for."""
         # Whoever has the lock may wait for a process to be started.
-        if not self._lock.acquire(timeout=_LOOK_S):
-            return "no process of the fetch function has started yet"
+        if not self.lock.acquire(timeout=_LOOK_S):
+            return f"no {self.launcher.kind} of the fetch function has started yet"
         try:
-            asked = self._asked.get(ident or 0)
-            if asked is None or asked[0].ended is not None:
+            ticket = self._asked.get(ident or 0)
+            if ticket is None:
                 return ""
-            process, ticket = asked
-            # The thread's ticket may stand behind the one whose call does not return.
-            others = [other for at, other in self._asked.values() if at is process]
-            begun = (other for other in others if process.num_begun(other.number))
-            ticket = next(begun, ticket)
-            # Quick calls are asked for together, so it may be one after that which is waited for.
-            num_done = process.num_begun(ticket.number) - 1
-            call = f", call {ticket.first + num_done}" if num_done >= 0 else ""
-            return f"process {process.pid}{call}:\n{process.zygote.look(process.pid)}"
+            for generation in ticket.attempts:
+                if (member := self.members.get(generation)) is not None:
+                    return f"{member.name}{self._call_of(member)}:\n{self.launcher.look(member)}"
         finally:
-            self._lock.release()
+            self.lock.release()
+        return self.launcher.nobody()
+
+    def _call_of(self, member: Member) -> str:
+        """Which call a process is at, where that is known."""
+        number, begun = member.line.progress()
+        # The thread's own ticket may stand behind the one whose call does not return.
+        ticket = self.ledger.find(member.generation, number)
+        # Quick calls are asked for together, so it may be one after the first.
+        return f", call {ticket.payload.message.first + begun - 1}" if ticket and begun else ""
 
     def counts(self) -> ExecutorCounts:
-        """The processes that live, and those that do not any more."""
-        with self._lock:
-            alive = self._alive()
+        """The processes that are ready, where they are, and those that have ended."""
+        with self.lock:
+            ready = self._ready()
+            nodes = Counter(member.place for member in ready if member.place)
             return ExecutorCounts(
-                processes=len(alive),
-                busy=sum([one.num_waiting > 0 for one in alive]),
-                restarts=self.num_deaths,
-                bytes=sum([one.blocks.num_bytes for one in alive]),
+                processes=len(ready),
+                busy=self.ledger.num_busy,
+                restarts=self._num_deaths,
+                bytes=sum([member.line.blocks.num_bytes for member in ready]),
+                kind=self.launcher.kinds,
+                nodes=tuple(sorted(nodes.items())),
             )
 
     def pids(self) -> list[int]:
-        """The process ids of those that live."""
-        with self._lock:
-            return [one.pid for one in self._alive()]
+        """The process ids of those that are ready."""
+        with self.lock:
+            return [member.pid for member in self._ready()]
+
+    def _ready(self) -> list[Member]:
+        return [self.members[generation] for generation in self.ledger.generations]
 
 
-def unpacked(
-    blocks: Reader, made: Made, descriptors: list[int], *, unpickles: bool = False
-) -> Made:
-    """An answer with its chunks as arrays; of a child of this process pickles are read."""
-    blocks.add(made.fresh, descriptors)
-    blocks.learn([read_dtype(codec.unpack(dtype)) for dtype in made.dtypes])
-    if not unpickles and any(isinstance(chunk, bytes) for chunk in made.chunks):
-        raise ValueError("a pickle came from another host")
-    roots = blocks.open(made.blocks)
-    array = blocks.array
-    chunks: Any = [
-        pickles.load(chunk)
-        if isinstance(chunk, bytes)
-        else tuple([array(place, roots) for place in chunk])
-        for chunk in made.chunks
-    ]
-    made.chunks = chunks
-    # After the arrays have been made: they lie there no longer than they are referred to.
-    blocks.drop(made.dropped)
-    return made
-
-
-def say(is_error: bool, text: str) -> None:
-    """Print what a process has printed."""
-    stream = sys.stderr if is_error else sys.stdout
-    # It may be closed, or a pipe that nobody reads: no fault of the process, which goes on.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        stream.write(text)
-        stream.flush()
-
-
-def log(record: bytes) -> None:
-    """Log what a process has logged."""
-    try:
-        made = plain.read_record(record)
-        to = logging.getLogger(made.name)
-        if to.isEnabledFor(made.levelno):
-            to.handle(made)
-    except Exception as error:
-        # Such as a class that only the process has; its answer is still to be read.
-        logger.warning("a log record of a process cannot be read: %r", error)
+def _digests(made: Made) -> list[int]:
+    """A digest of each chunk, and of the end of the epoch; of a chunk that is no tuple of arrays
+    none can be told."""
+    chunks: Any = made.chunks
+    found = [digest_chunk(chunk) if isinstance(chunk, tuple) else 0 for chunk in chunks]
+    return [*found, _END] if made.outcome == END else found

@@ -1,6 +1,5 @@
-"""The ways to actors, at the driver's end: a unix socket with shared memory, and ZeroMQ.
-
-`Line` is one actor's way; `Ports` is where actors come in, and what the receiving thread waits for.
+"""Where actors come in at the driver's end, by a unix socket or by ZeroMQ, and what the receiving
+thread waits for. The ways of those that have come in are `lines.py`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,72 +17,13 @@ import zmq
 from zmq.utils import z85
 
 from feeder.executors.actor import HELLO
-from feeder.executors.blocks import Reader
-from feeder.executors.wire import HungUp, Wire, encode
+from feeder.executors.wire import Wire
 
 _WORD_S = 30.0
 """How long an actor on this host may take for one message that it has begun."""
 
 _COPIED_BYTES = 64 * 1024
 """Blocks of fewer bytes are copied out of ZeroMQ's memory, where arrays may lie unaligned."""
-
-
-class Line:
-    """The way to one actor. What comes is read by the receiving thread; the pool's lock guards what
-    is sent."""
-
-    is_mapped = False
-
-    def __init__(self) -> None:
-        self.blocks = Reader()
-
-    def send(self, ticket: Any) -> None:
-        """Send a ticket."""
-
-    def num_begun(self, number: int, place: int, most_calls: int) -> int:
-        """How many calls of a ticket were begun, as far as anybody knows: of several the first may
-        have gone well, so they are made one by one before one is blamed."""
-        return 0 if place else min(2, most_calls)
-
-    def close(self) -> None:
-        """Hang up."""
-
-
-class Mapped(Line):
-    """An actor on this host, over a unix socket."""
-
-    is_mapped = True
-
-    def __init__(self, wire: Wire, progress: Any) -> None:
-        super().__init__()
-        self.wire = wire
-        self._progress = progress
-
-    def send(self, ticket: Any) -> None:
-        ticket.freed = self.blocks.freed()
-        with contextlib.suppress(HungUp):  # It is found out where the answer is read.
-            self.wire.send(ticket)
-
-    def num_begun(self, number: int, place: int, most_calls: int) -> int:
-        last, begun = self._progress.view(np.uint64)[:2].tolist()
-        return int(begun) if last == number else 0
-
-    def close(self) -> None:
-        self.wire.close()
-
-
-class Framed(Line):
-    """An actor on another host, over ZeroMQ."""
-
-    def __init__(self, post: Callable[[list[bytes]], None], identity: bytes) -> None:
-        super().__init__()
-        self._post = post
-        self._identity = identity
-
-    def send(self, ticket: Any) -> None:
-        ticket.freed = []
-        self.blocks.freed()
-        self._post([self._identity, encode(ticket)])
 
 
 def memory_of(frame: Any) -> Any:

@@ -12,11 +12,12 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from feeder.executors import pickles, plain
+from feeder.executors.forking import Forking
 from feeder.executors.options import Processes, RayActors
-from feeder.executors.pool import Lost, Pool
+from feeder.executors.pool import Lost, Member, Pool
 from feeder.executors.wire import END, ERROR, NOTHING, Ask, Calls, Load
 from feeder.state import codec
 from feeder.workers.errors import CallLost, ClosedError, ConfigError
@@ -33,27 +34,6 @@ moment; a call that ends each process it is made in would do so for ever."""
 
 _MOST_BYTES = 4 * 1024 * 1024
 """Chunks of so many bytes are sent before more calls are made."""
-
-
-class Numbered(Protocol):
-    """A process, or what stands for one."""
-
-    number: int
-    """Counted through all that have been started: a worker's last call was made in one."""
-
-
-class Asks(Protocol):
-    """The processes of an execution, wherever they are; `Pool` says what each method does."""
-
-    def start(self, num: int, load: Callable[[], tuple[Load, int]]) -> None: ...
-    def interrupt(self) -> None: ...
-    def close(self) -> None: ...
-    def ask(
-        self, ticket: Any, place: int | None, prepare: Callable[[Numbered], None],
-        most_deaths: int = 1,
-    ) -> Any: ...  # fmt: skip
-    def stack(self, ident: int | None) -> str: ...
-    def counts(self) -> ExecutorCounts: ...
 
 
 class ProcessExecutor:
@@ -115,29 +95,21 @@ class ProcessExecution:
         self._given = spec
         self.run = run
         self._pool = self._make_pool()
-        # Which process a worker's calls are made in; of a pure function any.
-        self._num = self._places()
         self._begins: list[Any] | None = None
         # The large arrays of the function: all processes share one copy.
         self._buffers = -1
-        self._workers = {
-            worker_id: _Worker(worker_id, number % self._num)
-            for number, worker_id in enumerate(spec.worker_ids)
-        }
+        self._workers = {worker_id: _Worker() for worker_id in spec.worker_ids}
         self.spec = spec._replace(
             fetch=_PureFunction(self) if spec.pure else _WorkerFunction(self),
             cursor=self._ask_cursor if spec.seekable else None,
             seek=self._seek if spec.seekable else None,
         )
 
-    def _make_pool(self) -> Asks:
+    def _make_pool(self) -> Pool:
         options = self._executor.options
         assert isinstance(options, Processes)
-        return Pool(options)
-
-    def _places(self) -> int:
-        """How many processes a worker may be in, each worker in the one of its number."""
-        return most_of(self._given, self._executor.options)
+        # There are always as many, so a worker stays while its process lives.
+        return Pool(Forking(options), moves=False)
 
     # ---- life
 
@@ -147,7 +119,8 @@ class ProcessExecution:
         self._pool.start(most_of(self._given, self._executor.options), self._load)
 
     def watch(self, stats: StreamStats) -> None:
-        """There are as many processes as were asked for."""
+        """What the stream counts says how many actors it needs."""
+        self._pool.launcher.watch(stats)
 
     def _load(self) -> tuple[Load, int]:
         return (
@@ -199,7 +172,7 @@ class ProcessExecution:
         `Lost` if the process ended in these calls, or `most_deaths` did. `counts`: what these
         leave out was not left out before."""
         ticket = Calls(first, epoch, 0, size, num, _MOST_BYTES, None, [])
-        made = self._ask(ticket, None, _as_it_is, most_deaths)
+        made = self._pool.ask(ticket, None, _as_it_is, most_deaths)
         if made.skipped and counts:
             # Counted where the user looks: at the source that the processes have copies of.
             fetch: Any = self._given.fetch
@@ -218,26 +191,14 @@ class ProcessExecution:
         """Make so many calls of one worker at most, in its own process."""
         worker = self._workers[worker_id]
         ticket = Calls(worker.num_chunks, 0, worker_id, size, num, _MOST_BYTES, None, [])
-        made = self._ask(
-            ticket, worker.place, lambda process: worker.prepare(process, ticket, size)
+        made = self._pool.ask(
+            ticket, worker_id, lambda process: worker.prepare(process, ticket, size)
         )
         worker.num_chunks += len(made.chunks)
         worker.num_ends += made.outcome == END
         if self._given.seekable and made.cursors:
             worker.cursor = made.cursors[-1]
         return made
-
-    def _ask(
-        self, ticket: Any, place: int | None, prepare: Callable[[Numbered], None],
-        most_deaths: int = 1,
-    ) -> Any:  # fmt: skip
-        while True:
-            try:
-                return self._pool.ask(ticket, place, prepare, most_deaths)
-            except Lost as lost:
-                # Else it ended before it came to these calls, and not for them.
-                if lost.num_begun:
-                    raise
 
     def only(self, ask: Callable[[int], Any]) -> Any:
         """The chunk of one call, or what it raised."""
@@ -284,15 +245,15 @@ class ProcessExecution:
     def _ask_cursor(self, worker_id: int) -> Any:
         worker = self._workers[worker_id]
         ticket = Ask(worker_id, None, None, None, [])
-        return self._answer(ticket, worker.place, lambda to: worker.prepare(to, ticket, 0))
+        return self._answer(ticket, worker_id, lambda to: worker.prepare(to, ticket, 0))
 
     def _seek(self, worker_id: int, cursor: Any) -> None:
         worker = self._workers[worker_id]
         worker.cursor = packed = codec.pack(cursor)
-        self._answer(Ask(worker_id, packed, None, None, []), worker.place, worker.is_in)
+        self._answer(Ask(worker_id, packed, None, None, []), worker_id, worker.is_in)
 
-    def _answer(self, ticket: Ask, place: int | None, prepare: Callable[[Numbered], None]) -> Any:
-        answered = self._ask(ticket, place, prepare)
+    def _answer(self, ticket: Ask, home: int | None, prepare: Callable[[Member], None]) -> Any:
+        answered = self._pool.ask(ticket, home, prepare)
         if answered.error:
             raise self.error_of(answered.error)
         return codec.unpack(answered.cursor) if answered.cursor else None
@@ -307,16 +268,14 @@ def most_of(spec: StreamSpec, options: Processes | RayActors) -> int:
     return most if spec.pure else min(most, spec.num_workers)
 
 
-def _as_it_is(process: Numbered) -> None:
+def _as_it_is(process: Member) -> None:
     """Any process will do."""
 
 
 class _Worker:
     """One worker of `fetch(worker_id, batch_size)`. Owner: the fetcher that holds its partition."""
 
-    def __init__(self, worker_id: int, place: int) -> None:
-        self.worker_id = worker_id
-        self.place = place
+    def __init__(self) -> None:
         self.num_chunks = 0
         """Chunks that came since the start of the stream."""
         self.num_ends = 0
@@ -325,13 +284,13 @@ class _Worker:
         """After the last chunk that came, or where it was put since."""
         self._process = 0
 
-    def is_in(self, process: Numbered) -> None:
+    def is_in(self, process: Member) -> None:
         """Its state is in this process from now on."""
-        self._process = process.number
+        self._process = process.generation
 
-    def prepare(self, process: Numbered, ticket: Calls | Ask, size: int) -> None:
+    def prepare(self, process: Member, ticket: Calls | Ask, size: int) -> None:
         """Have it put back in a process that has not made its last call."""
-        is_new, self._process = process.number != self._process, process.number
+        is_new, self._process = process.generation != self._process, process.generation
         ticket.restore = None
         if not is_new:
             return
@@ -392,10 +351,7 @@ class _Deaths:
         """Some more have. Raises `CallLost` where these are too many."""
         self._num += lost.num_deaths
         if self._num > self._most:
-            raise CallLost(
-                f"its process ended {self._num} times, the last time process {lost.ended.pid} "
-                f"{lost.ended.how}"
-            ) from None
+            raise CallLost(f"its process ended {self._num} times, the last time {lost}") from None
 
     def forget(self) -> None:
         """The next call begins."""

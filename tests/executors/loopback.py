@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from feeder.executors import child, pool
+from feeder.executors import child, forking
 from feeder.executors.options import Processes
-from feeder.executors.pool import Ended
 from feeder.executors.wire import HungUp, Wire
 from lineage import WAIT_S
 
@@ -53,7 +52,7 @@ class Deaths:
 
 
 class Interpreter:
-    """Stands for `pool.Zygote`: starts threads. Owner: the pool's lock."""
+    """Stands for `forking.Zygote`: starts threads. Owner: the pool's lock."""
 
     def __init__(self, options: Processes) -> None:
         self._alive: dict[int, tuple[threading.Thread, Wire]] = {}
@@ -66,13 +65,13 @@ class Interpreter:
         thread.start()
         return pid, Wire(here)
 
-    def reap(self, pid: int) -> Ended:
+    def reap(self, pid: int) -> str:
         if pid not in self._alive:
-            return Ended(pid, "ended with the interpreter")
+            return "ended with the interpreter"
         thread, wire = self._alive.pop(pid)
         wire.hang_up()
         thread.join(WAIT_S)
-        return Ended(pid, "was ended")
+        return "was ended"
 
     def look(self, pid: int) -> str:
         return f"stack of process {pid}"
@@ -112,7 +111,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None: ...
 def loopback() -> Iterator[None]:
     """Executors start threads for as long as the context lasts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "Zygote", Interpreter)
+        patch.setattr(forking, "Zygote", Interpreter)
         patch.setattr(child, "Server", Server)
         for owner, name in (
             (child, "_speak_through"), (child, "_forward_logs"), (child, "follow_imports"),

@@ -15,8 +15,7 @@ import feeder
 import remote
 from feeder import Processes
 from feeder.executors import plain
-from feeder.executors.blocks import Reader
-from feeder.executors.pool import unpacked
+from feeder.executors.lines import Line, unpacked
 from feeder.executors.processes import ProcessExecution
 from feeder.executors.wire import FULL, Made
 from feeder.state import codec
@@ -110,7 +109,7 @@ def test_what_is_no_exception_is_not_called(name: str) -> None:
 def test_no_pickle_is_taken_from_another_host() -> None:
     made = Made([pickle.dumps([1, 2])], [], FULL, b"", [], [], [], [])
     with pytest.raises(ValueError, match="a pickle came from another host"):
-        unpacked(Reader(), made, [])
+        unpacked(Line(), made, [])
 
 
 def test_a_log_record_keeps_its_fields_and_what_is_no_plain_value_as_text() -> None:

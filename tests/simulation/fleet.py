@@ -1,7 +1,7 @@
 """Actors of a world: the real ledger of tickets, and actors that are slow and die; and the feed
 whose calls they make.
 
-`Fleet` stands for `feeder.executors.actors.ActorPool` and what it talks to. `FleetPipeline` gives
+`Fleet` stands for `feeder.executors.pool.Pool` and what it talks to. `FleetPipeline` gives
 what the actors answer to the real merge, in the order in which it comes.
 """
 
@@ -65,7 +65,7 @@ class Fleet:
         self._answer, self._turn_of = answer, turn_of
         self._world = World.current
         self._draws = self._world.draws(f"{name} actors")
-        self._ledger = Ledger(moves=True)
+        self._ledger = Ledger(moves=True, quick_s=0.02)
         self._generations = count(1)
         # What each actor has to do, one after the other: numbers of tickets, and seconds.
         self._queues: dict[int, deque[tuple[int, float]]] = {}

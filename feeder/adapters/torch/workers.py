@@ -26,7 +26,7 @@ from feeder.adapters.torch import child, transport
 from feeder.adapters.torch.child import Begin, Fork, Forked, Gave, Job, Line, Read
 from feeder.errors import ForkedError
 from feeder.executors.blocks import Reader
-from feeder.executors.pool import how_it_ended
+from feeder.executors.forking import how_it_ended
 from feeder.executors.wire import HungUp
 from feeder.workers import forks
 

@@ -226,7 +226,7 @@ def test_a_stranger_with_another_key_is_not_let_in(
     monkeypatch.setenv(DATA, "frames")
     with running(remote.plain, epochs=None, executor=RayActors(1), timeout=TIMEOUT_S) as (_, feed):
         note(next(feed))
-        ports = feed.streams[0].pipeline._execution._pool._ports  # type: ignore[union-attr]
+        ports = feed.streams[0].pipeline._execution._pool.launcher.ports  # type: ignore[union-attr]
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 0
             dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()

@@ -17,8 +17,9 @@ import pytest
 import remote
 from executors.actors.test_streams import FORMS_AND_WAYS
 from feeder import FetchError, RayActors
-from feeder.executors import scaling
-from feeder.executors.actors import DATA, ActorPool
+from feeder.executors import ledger
+from feeder.executors.actors import DATA, Actors
+from feeder.executors.pool import Pool
 from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
 from lineage import WAIT_S, ends_of, shared_memory
@@ -30,20 +31,27 @@ pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.process]
 TIMEOUT_S = 60.0
 
 
-def pool_of(feed: Any) -> ActorPool:
+def pool_of(feed: Any) -> Pool:
     """The actors of a feed."""
     pool = feed.streams[0].pipeline._execution._pool
-    assert isinstance(pool, ActorPool)
+    assert isinstance(pool, Pool)
     return pool
 
 
-def strike(pool: ActorPool, dice: random.Random, whom: str) -> None:
+def actors_of(pool: Pool) -> Actors:
+    """What starts them."""
+    assert isinstance(pool.launcher, Actors)
+    return pool.launcher
+
+
+def strike(pool: Pool, dice: random.Random, whom: str) -> None:
     """Kill some actors of a feed, by a signal or as Ray does it."""
     if whom == "ray":
-        with pool._lock:
-            handles = [actor.handle for actor in pool._actors]
+        launcher = actors_of(pool)
+        with pool.lock:
+            handles = [actor.handle for actor in launcher.actors]
         for handle in dice.sample(handles, min(1, len(handles))):
-            pool.cluster.kill(handle)
+            launcher.cluster.kill(handle)
         return
     pids = pool.pids()
     for pid in pids if whom == "all" else dice.sample(pids, min(1, len(pids))):
@@ -160,9 +168,9 @@ def test_a_call_that_hangs_is_made_by_another_one(tmp_path: Path) -> None:
             # come, and none is ended earlier.
             if pool.counts().restarts:
                 break
-            if pool._ledger.num_again:
+            if pool.ledger.num_again:
                 threading.Event().wait(0.03)
-        assert pool._ledger.num_again >= 1
+        assert pool.ledger.num_again >= 1
     assert (tmp_path / "mark").exists()
     assert_same(got, drain(remote.plain, epochs=got[-1][0] + 1, **settings)[: len(got)])
 
@@ -188,8 +196,8 @@ def test_one_that_ends_each_process_is_named(
 
 
 def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "_EVERY_S", 0.3)
-    monkeypatch.setattr(scaling, "_PATIENCE", 2)
+    monkeypatch.setattr(ledger, "_EVERY_S", 0.3)
+    monkeypatch.setattr(ledger, "_PATIENCE", 2)
     settings: dict[str, Any] = {
         "epochs": 1, "timeout": TIMEOUT_S, "input_blob_names": ["x"], "max_buffered_batches": 16
     }  # fmt: skip

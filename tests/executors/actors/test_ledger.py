@@ -15,7 +15,7 @@ class Desk:
     """A ledger, and what it has sent."""
 
     def __init__(self, *generations: int, moves: bool = True) -> None:
-        self.ledger = Ledger(moves=moves)
+        self.ledger = Ledger(moves=moves, quick_s=0.02)
         self.sent: list[tuple[Any, int, int]] = []
         for generation in generations:
             self.ledger.add(generation)

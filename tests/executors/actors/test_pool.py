@@ -12,40 +12,39 @@ from unittest.mock import MagicMock
 import pytest
 
 from feeder import RayActors
-from feeder.executors import scaling
-from feeder.executors.actors import ActorPool, _Asked
-from feeder.executors.ledger import Ticket
-from feeder.executors.pool import MOST_STILLBORN, Lost
-from feeder.executors.ports import Line
-from feeder.executors.scaling import Scaling, Seen
+from feeder.executors import ledger
+from feeder.executors.actors import Actors
+from feeder.executors.ledger import Scaling, Seen, Ticket
+from feeder.executors.lines import Line
+from feeder.executors.pool import MOST_STILLBORN, Asked, Lost, Pool, State
 from feeder.executors.wire import Calls
 from feeder.observe import verdict
 
 pytestmark = pytest.mark.process
 
 
-class Pool:
+class Fake:
     """A pool whose actors are none: what they would be sent goes nowhere."""
 
     def __init__(self, num: int, per_actor: int = 1) -> None:
-        options = RayActors(num, per_actor=per_actor)
-        self.pool = ActorPool(options, moves=True, debug=False, patience_s=60)
+        self.launcher = Actors(RayActors(num, per_actor=per_actor), patience_s=60)
+        self.pool = Pool(self.launcher, moves=True)
         self.killed: list[Any] = []
         """Actors that were ended."""
         self.ended: list[tuple[Any, int]] = []
         """Processes that were, each with its actor."""
         self.now = time.monotonic()
-        cluster: Any = self.pool.cluster
+        cluster: Any = self.launcher.cluster
         cluster.start, cluster.hello = object, lambda *told: None
         cluster.kill, cluster.end = self.killed.append, lambda *which: self.ended.append(which)
-        self.pool._per = per_actor
+        self.launcher._per = per_actor
         self.scale(num)
 
     def scale(self, num: int) -> None:
         """Have so many actors, as the verdict would."""
-        with self.pool._lock:
-            self.pool._scaling = Scaling(num, num)
-            self.pool._fill_up()
+        with self.pool.lock:
+            self.launcher._scaling = Scaling(num, num)
+            self.launcher.fill_up()
 
     def close(self) -> None:
         """End it."""
@@ -53,26 +52,31 @@ class Pool:
 
     def join(self, generation: int, line: Line) -> None:
         """An actor has come."""
-        with self.pool._lock:
-            self.pool._members[generation].line = line
-            self.pool._ledger.add(generation)
+        with self.pool.lock:
+            self.pool.join(self.pool.members[generation], line)
 
-    def ask(self, first: int) -> _Asked:
+    def bury(self, *generations: int, how: str = "has ended", **told: bool) -> None:
+        """Actors have ended."""
+        with self.pool.lock:
+            for generation in generations:
+                self.pool.bury(self.pool.members[generation], how, **told)
+
+    def ask(self, first: int) -> Asked:
         """Somebody asks for a call."""
-        asked = _Asked(Calls(first, 0, 0, 1, 1, 1, None, []), lambda member: None)
-        with self.pool._lock:
+        asked = Asked(Calls(first, 0, 0, 1, 1, 1, None, []), lambda member: None)
+        with self.pool.lock:
             ticket = Ticket(asked, None, (0, first), is_repeatable=True, most_deaths=3)
-            self.pool._ledger.open(ticket)
+            self.pool.ledger.open(ticket)
             self.issue()
         return asked
 
     def issue(self) -> None:
         """Send what may be sent; under the lock."""
-        self.pool._ledger.issue(self.now, self.pool._send)
+        self.pool.ledger.issue(self.now, self.pool._send)
 
     def answer(self, generation: int, number: int) -> None:
         """An actor answers."""
-        found = self.pool._ledger.came(generation, number, self.now)
+        found = self.pool.ledger.came(generation, number, self.now)
         assert found is not None
         if found[1]:
             found[0].payload.finish(None)
@@ -87,52 +91,52 @@ class Pool:
     def tick(self, seconds: float) -> None:
         """Look for what is late, and who hangs, some time later."""
         self.now += seconds
-        with self.pool._lock:
-            self.pool._replace_stuck(self.now)
-            self.pool._ledger.late(self.now)
+        with self.pool.lock:
+            self.launcher.replace_stuck(self.now)
+            self.pool.ledger.late(self.now)
             self.issue()
 
 
 @pytest.fixture
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    with closing(Pool(request.param)) as made:
+def fake(request: pytest.FixtureRequest) -> Iterator[Fake]:
+    with closing(Fake(request.param)) as made:
         yield made
 
 
-@pytest.mark.parametrize("pool", [2], indirect=True)
-def test_who_hangs_is_ended_also_when_it_is_not_needed_any_more(pool: Pool) -> None:
-    pool.join(2, Line())
-    pool.ask(0)
-    pool.join(1, Line())
-    pool.learn(1)
-    pool.tick(10.0)
-    handle = pool.pool._members[2].actor.handle
+@pytest.mark.parametrize("fake", [2], indirect=True)
+def test_who_hangs_is_ended_also_when_it_is_not_needed_any_more(fake: Fake) -> None:
+    fake.join(2, Line())
+    fake.ask(0)
+    fake.join(1, Line())
+    fake.learn(1)
+    fake.tick(10.0)
+    handle = fake.launcher.actors[1].handle
     # The youngest goes, when it has answered: which it never does.
-    pool.scale(1)
-    assert pool.pool._members[2].actor.is_retired and handle not in pool.killed
-    pool.answer(1, 31)
-    pool.tick(0.25)
-    assert handle in pool.killed and list(pool.pool._members) == [1]
+    fake.scale(1)
+    assert fake.pool.members[2].state is State.RETIRED and handle not in fake.killed
+    fake.answer(1, 31)
+    fake.tick(0.25)
+    assert handle in fake.killed and list(fake.pool.members) == [1]
     # Nothing has gone wrong.
-    assert pool.pool.counts().restarts == 0
+    assert fake.pool.counts().restarts == 0
 
 
-@pytest.mark.parametrize("pool", [3], indirect=True)
+@pytest.mark.parametrize("fake", [3], indirect=True)
 def test_a_driver_that_nobody_reaches_is_named_where_its_limit_is_first(
-    pool: Pool, caplog: pytest.LogCaptureFixture
+    fake: Fake, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The actors themselves would say it after 20 s."""
-    made = pool.pool
+    made = fake.launcher
     made._room_s = 10.0
     made.cluster.room = lambda: ("the cluster has CPU", True)  # type: ignore[method-assign]
-    made._look_for_room(0.0, 6.0)
+    made.look_for_room(0.0, 6.0)
     assert "no actor of the fetch function has started: the cluster has CPU" in caplog.text
-    made._ports = MagicMock(address="tcp://192.0.2.1:5000")
-    for generation, host in ((1, "b"), (2, "a")):
-        made._members[generation].host = host
-    made._look_for_room(0.0, 10.0)
+    made.ports = MagicMock(address="tcp://192.0.2.1:5000")
+    for actor, host in zip(made.actors, "ba", strict=False):
+        actor.members[0].host = host
+    made.look_for_room(0.0, 10.0)
     told = "no actor has reached this process at tcp://192.0.2.1:5000; tried from a, b; "
-    assert made._failure.startswith(f"{told}waited 10 s: open this host's ports")
+    assert fake.pool.failure.startswith(f"{told}waited 10 s: open this host's ports")
 
 
 class Noted(Line):
@@ -146,35 +150,29 @@ class Noted(Line):
         return self._begun.get(number, 0)
 
 
-@pytest.mark.parametrize("pool", [2], indirect=True)
-def test_whoever_had_a_ticket_first_is_asked_by_its_own_number(pool: Pool) -> None:
+@pytest.mark.parametrize("fake", [2], indirect=True)
+def test_whoever_had_a_ticket_first_is_asked_by_its_own_number(fake: Fake) -> None:
     """A ticket that was issued again has another number at the second actor."""
-    pool.join(2, Noted({1: 1}))
-    asked = pool.ask(0)
-    pool.join(1, Noted({31: 1}))
-    pool.learn(1)
-    pool.tick(10.0)
-    with pool.pool._lock:
-        for generation in (2, 1):
-            pool.pool._bury(pool.pool._members[generation], "has ended", False)
+    fake.join(2, Noted({1: 1}))
+    asked = fake.ask(0)
+    fake.join(1, Noted({31: 1}))
+    fake.learn(1)
+    fake.tick(10.0)
+    fake.bury(2, 1)
     with pytest.raises(Lost) as lost:
-        asked.wait()
+        asked.result()
     assert (lost.value.num_begun, lost.value.num_deaths) == (1, 2)
 
 
-@pytest.mark.parametrize("pool", [40], indirect=True)
-def test_a_host_that_ends_with_many_actors_is_no_fault_of_theirs(pool: Pool) -> None:
+@pytest.mark.parametrize("fake", [40], indirect=True)
+def test_a_host_that_ends_with_many_actors_is_no_fault_of_theirs(fake: Fake) -> None:
     """None of them had answered yet."""
-    made = pool.pool
-    with made._lock:
-        for generation in list(made._members)[: MOST_STILLBORN + 1]:
-            made._ledger.add(generation)
-            made._bury(made._members[generation], "has ended: its node died", True)
-        assert made._failure == ""
-        for generation in list(made._members)[: MOST_STILLBORN + 1]:
-            made._ledger.add(generation)
-            made._bury(made._members[generation], "has ended", False)
-        assert "ended one after the other" in made._failure
+    for told in ({"is_node": True}, {}):
+        generations = list(fake.pool.members)[: MOST_STILLBORN + 1]
+        for generation in generations:
+            fake.join(generation, Line())
+        fake.bury(*generations, **told)
+        assert ("ended one after the other" in fake.pool.failure) != bool(told)
 
 
 # ---- how many
@@ -232,4 +230,4 @@ def test_who_never_comes_is_asked_for_no_more() -> None:
 
 
 def test_the_shares_are_the_verdicts() -> None:
-    assert scaling._FED == verdict.STARVING
+    assert ledger._FED == verdict.STARVING
