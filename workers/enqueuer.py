@@ -80,6 +80,8 @@ class RoundRobinRouter:
         # The last batch so far, where it may have to be repeated (`last_round="pad"`) or may end a
         # round that is not complete.
         self._last: Batch | None = None
+        self.is_over = False
+        """Whether the end has come, or an error in the place of the next batch."""
 
     def route(self, batch: Batch) -> None:
         """Take a batch, which is handed over with its group."""
@@ -214,6 +216,7 @@ class RoundRobinRouter:
 
     def finish(self, place: LazyPosition) -> None:
         """The stream has ended at `place`."""
+        self.is_over = True
         place = self._end_round(place)
         self.flush()
         for queue in self._queues:
@@ -221,6 +224,7 @@ class RoundRobinRouter:
 
     def fail(self, error: FeedError) -> None:
         """An error has taken the place of the next batch."""
+        self.is_over = True
         if self._last is not None:
             self._group.append(self._last)
         try:

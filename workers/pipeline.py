@@ -223,9 +223,17 @@ class Pipeline:
         for i in range(self._run.num_threads):
             self._threads.start(f"feeder {self._name} fetcher {i}", self._run_fetcher, i)
         # The thread keeps the name that users know from logs, stacks and the status page.
-        self._threads.start(
+        self._maker = self._threads.start(
             f"feeder {self._name} enqueuer", run_enqueuer, self._enqueuer, self._router
         )
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the thread that makes batches has ended without a word. Any thread may ask, after
+        the start."""
+        # CPython 3.11 ends a thread that begins while another is given a tracer, as by coverage. In
+        # this order: the thread says that it is done before it ends.
+        return not (self._maker.is_alive() or self._router.is_over or self.queue.closed)
 
     def _run_fetcher(self, number: int) -> None:
         """Thread body: make calls until none is left."""

@@ -333,9 +333,14 @@ class Stream:
         }
 
     def _describe_wait(self) -> str:
-        """Say what a device's user waits for. Raises `FeedError` where another device's user holds
-        it up and has taken nothing for `timeout` seconds: often one thread reads both, this one
-        first."""
+        """Say what a device's user waits for. Raises `FeedError` if another device's user holds it
+        up and has taken nothing for `timeout` seconds: often one thread reads both, this one first;
+        or if nobody makes batches."""
+        if self.pipeline.is_orphaned:
+            raise FeedError(
+                f"feed {self.config.name!r} has lost the thread that makes batches, as it may if a "
+                "tracer such as coverage follows threads: start the run again without it"
+            )
         name, timeout_s, now = self.config.name, self.config.run.timeout_s, time.monotonic()
         full = {
             device: now - (queue.blocked.since or now)

@@ -164,14 +164,15 @@ class ThreadGroup:
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
-    def start(self, name: str, body: Callable[..., None], *args: Any) -> None:
-        """Run `body(*args)` in a thread of this group."""
+    def start(self, name: str, body: Callable[..., None], *args: Any) -> threading.Thread:
+        """Run `body(*args)` in a thread of this group, which is returned."""
         # Daemon threads, so that a fetch function that never returns cannot hold up the exit of
         # the process; every one of them is joined nevertheless.
         thread = threading.Thread(target=_run, args=(body, *args), name=name, daemon=True)
         thread.start()
         # Threads that have ended are let go of: a group may live long, and start many.
         self._threads = [*(old for old in self._threads if old.is_alive()), thread]
+        return thread
 
     def close(self, deadline_s: float) -> None:
         """Wait until every thread has ended, `deadline_s` seconds at most for all together."""

@@ -87,6 +87,14 @@ def test_a_stopped_coordinator_is_not_started_or_added_to() -> None:
         coordinator.__enter__()
 
 
+def test_a_feed_whose_thread_never_began_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a tracer such as coverage ends a thread that begins (CPython 3.11)."""
+    monkeypatch.setattr("feeder.workers.pipeline.run_enqueuer", lambda *_: None)
+    told = "feed 'train' has lost the thread that makes batches"
+    with make(Pure(), timeout=0.05) as coordinator, pytest.raises(feeder.FeedError, match=told):
+        next(coordinator["train"])
+
+
 def test_the_default_coordinator_is_one_until_it_is_stopped() -> None:
     def add(name: str) -> feeder.Coordinator:
         return feeder.init_data_input_workers(["id"], Pure(), 4, input_source_name=name)
