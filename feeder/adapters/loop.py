@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
-from feeder.closing import Closing
 from feeder.errors import ConfigError, FeedError, ResumeError, looped_again
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.shares import Place
@@ -98,7 +97,7 @@ class EpochLoop:
         return self._loader._next(self)
 
 
-class EpochLoader(Closing):
+class EpochLoader:
     """Gives one epoch per loop, and its position at any time.
 
     One thread iterates and owns all fields; any thread may ask for states.
@@ -369,6 +368,12 @@ class EpochLoader(Closing):
         self._run = None
         self._again.clear()
         _close(self._open)
+
+    def __enter__(self) -> EpochLoader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class EveryEpoch:

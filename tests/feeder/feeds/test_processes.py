@@ -13,6 +13,7 @@ import time
 import pytest
 
 import feeder
+from feeder.workers.stream.loans import Loans
 from project import ROOT
 
 pytestmark = pytest.mark.process
@@ -270,4 +271,7 @@ def test_no_finaliser_needs_a_name_of_its_module() -> None:
                 }
                 found.append(owner.__name__)
                 assert names <= set(dir(builtins)), f"{module.name}: {owner.__name__}.__del__"
-    assert {"Memory", "Pages", "Waker"} <= set(found)
+    assert {"Allocated", "Pages", "Waker"} <= set(found)
+    # What is called for the end of a loan is none, and runs as late.
+    steps = dis.get_instructions(Loans._end)
+    assert {step.argval for step in steps if step.opname == "LOAD_GLOBAL"} <= set(dir(builtins))
