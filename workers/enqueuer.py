@@ -235,7 +235,7 @@ class RoundRobinRouter:
 
 
 class Enqueuer:
-    """Turns chunk lists into batches, and hands these to the router.
+    """Turns what the merge gives into batches, and hands these to the router.
 
     The enqueuer's thread owns it, and merge, assembler and router.
     """

@@ -66,13 +66,20 @@ class Draws(Pure):
     """`fetch(call)`. What comes after the end of an epoch is nobody's."""
 
     beyond = "end"
+    late: frozenset[tuple[int, int]] = frozenset()
 
     def __call__(self, call: feeder.Call) -> Any:
-        if call.index > max(self.plan(call.epoch)) and self.beyond != "end":
-            if self.beyond == "error":
-                raise IndexError(call.index)
+        if call.index <= max(self.plan(call.epoch)) or self.beyond == "end":
+            return super().__call__(call)
+        if self.beyond == "error":
+            raise IndexError(call.index)
+        if self.beyond == "rows":
             return self.make(call, 7)
-        return super().__call__(call)
+        # Nothing right now; the end when it is called again.
+        if (at := (call.epoch, call.index)) in self.late:
+            raise StopIteration
+        self.late |= {at}
+        return None
 
 
 class InOrder(Draws):
@@ -373,7 +380,7 @@ def streams(draw: st.DrawFn, *, order: str, most_devices: int, gpus: bool) -> St
         draw(st.integers(1, NUM_WORKERS + 1)), draw(st.sampled_from((0, 7, 2**64 - 1))),
         last_batch, last_round, rounds, dont_rebatch,
         form == "replay" or draw(st.integers(0, 3)) > 0,
-        "end" if is_arrival else draw(st.sampled_from(("end", "error", "rows"))), order,
+        "end" if is_arrival else draw(st.sampled_from(("end", "error", "rows", "late"))), order,
     )  # fmt: skip
 
 

@@ -82,6 +82,10 @@ class Bound:
         """How many calls give about so much."""
         return min(rows // max(1, self.call_rows), num_bytes // max(1, self.call_bytes))
 
+    def rows_in(self, rows: int, num_bytes: int) -> int:
+        """How many of these rows have no more than so many bytes, as far as is known."""
+        return min(rows, num_bytes // self.row_bytes) if self.row_bytes else rows
+
     def add_chunks(self, num: int, rows: int, num_bytes: int) -> None:
         """So many calls gave chunks."""
         # Chunks of one feed may differ much, and some large ones may be under way when a small one

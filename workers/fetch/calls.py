@@ -31,10 +31,7 @@ from feeder.workers.stream.placement import Placement, writing_to
 from feeder.workers.stream.position import Cut, Position
 
 FIRST_NONE_PAUSE_S = 0.001
-_LAST_NONE_PAUSE_S = 0.25
-"""A call that gave None is made again after so long; doubled up to the second."""
-# An idle source costs no core, and its next row is late by a quarter of a second at most; not
-# measured (2026-11-21).
+"""A call that gave None is made again after so long; doubled each time."""
 
 _PROGRESS_S = 5.0
 """So often a replay tells how far it has come."""

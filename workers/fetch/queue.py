@@ -141,10 +141,11 @@ class Queue:
                     if until == self._wakes_at:
                         self._wakes_at = math.inf
                     self._stats.idle.change(-1, now)
+                self._tickets.end_pauses(now)
+                self._begin_epoch()
                 if self.closed or self._is_over:
                     self._wake_all_fetchers()
                     return None
-                self._tickets.end_pauses(now)
                 # If somebody waits, what lay behind a call that lasts would wait for the next look,
                 # which comes late.
                 num_calls = 1 if self.cuts_short and not self._waits else most
@@ -158,6 +159,7 @@ class Queue:
                 num_calls = max(1, min(num_calls, self._bound.calls_in(most_rows, most_bytes)))
                 if tickets := deque(self._draw(num_calls)):
                     most_rows, most_bytes = most_rows // len(tickets), most_bytes // len(tickets)
+                    most_rows = self._bound.rows_in(most_rows, most_bytes)
                     for ticket in tickets:
                         ticket.ident, ticket.called_at = ident, now
                         ticket.most_rows, ticket.most_bytes = most_rows, most_bytes
@@ -230,12 +232,18 @@ class Queue:
                 self._tickets.close(ticket, ended=isinstance(ending, End))
             else:
                 self._tickets.put_back(ticket, now + put_off_s if put_off_s else 0.0)
-            # All may call then, and at the end of the stream all go home.
-            if self._tickets.begin_epoch():
-                self._is_there = self._is_awaited
-                self._wake_all_fetchers()
+            self._begin_epoch()
             if self._is_there:
                 self._arrived.notify()
+
+    def _begin_epoch(self) -> None:
+        """Begin the next epoch if this one is done with. The last ticket of an epoch may be one
+        beyond its end, which goes wherever it comes back."""
+        if self._tickets.begin_epoch():
+            # All may call now, and at the end of the stream all go home.
+            self._is_there = self._is_awaited
+            self._wake_all_fetchers()
+            self._arrived.notify()
 
     def _take(
         self, ticket: Ticket, ending: End | FeedError | None, rows: int, num_bytes: int,
@@ -386,6 +394,7 @@ class Queue:
                 ticket.counted = ticket.counted[0] + rows, ticket.counted[1] + num_bytes
                 if rows:
                     ticket.since, self._hungry_since = time.monotonic(), None
+        self._begin_epoch()
         self._wake_fetcher()
         return self._is_there
 

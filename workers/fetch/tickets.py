@@ -199,6 +199,11 @@ class IndexTickets(Tickets):
         if ticket.first < min(ticket.stop, self._ended_at, self._failed_at):
             heappush(self._back, (ticket.first, ticket))
 
+    def put_back(self, ticket: Ticket, due: float = 0.0) -> None:
+        # A call beyond the end is not made again: the next epoch would wait until it is due.
+        is_beyond = ticket.first >= min(self._ended_at, self._failed_at)
+        super().put_back(ticket, 0.0 if is_beyond else due)
+
     @property
     def is_ready(self) -> bool:
         return self._may_draw_back or self._run(1)[1] > 0

@@ -364,5 +364,6 @@ def columns_like(columns: Columns, arrays: Sequence[NDArray[Any]]) -> Columns:
 
 def count_bytes(chunk: Any) -> int:
     """Bytes of a chunk that has not been checked yet; 0 for what is none."""
-    arrays = chunk if isinstance(chunk, tuple) else ()
-    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+    # Tensors count as the arrays that the merge makes of them: counted in and out alike.
+    arrays = with_arrays(chunk) if type(chunk) is tuple else ()
+    return sum([array.nbytes for array in arrays if isinstance(array, np.ndarray)])

@@ -1,11 +1,12 @@
 """Where the calls of a stream stand: positions, and the places of batches within them.
 
-A *partition* is one ordered sequence of calls. With worker ids each worker is a partition. In the
-pure form a partition is every L-th index, so that L calls can be under way at once. A cut is
-written in indices, so it does not tell how many partitions there were.
+A *partition* is one sequence of calls in the order of their numbers. With worker ids each worker is
+one; the calls of a pure function are one, by index, however many are under way. So a position says
+nothing of threads, and is valid for any number of them.
 
-A batch is stamped with a `LazyPosition`: which of the merged chunks it ended in. Nothing else is
-computed per batch; the position is worked out when somebody asks for it.
+A position of many workers is long, and nearly none is ever asked for. So a batch is stamped with a
+`LazyPosition` alone: which of the merged chunks it ended in. All else is worked out when somebody
+asks.
 
 All of these are values or are written once, so any thread may read them.
 """

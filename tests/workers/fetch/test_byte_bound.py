@@ -134,3 +134,21 @@ def test_memory_is_bounded_however_many_threads_call_a_pure_function() -> None:
             next(feed)
             never.wait(0.001)
         assert feed.stats()["peak_buffered_rows"] < 2 * 400
+
+
+def test_a_ticket_ends_at_the_byte_bound_when_the_bytes_of_a_row_are_known() -> None:
+    """Tickets of calls that gave one row each are for many calls, which give many rows now."""
+    one, many = np.zeros((1, 1024), "f4"), np.zeros((64, 1024), "f4")
+
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 4040:
+            raise StopIteration
+        return (one if call.index < 4000 else many,)
+
+    bound = 1 << 20
+    settings = {"num_threads": 1, "max_buffered_bytes": bound, "batch_size": 64}
+    with make(fetch, ["x"], **settings) as coordinator:
+        feed = coordinator["train"]
+        assert sum(batch.rows for batch in feed) == 4000 + 40 * 64
+        # Of the call that goes above it all rows are kept.
+        assert feed.stats()["peak_buffered_bytes"] <= bound + 2 * many.nbytes

@@ -32,6 +32,7 @@ class Threads:
         self.tickets, self.ends, self.chance = tickets, ends, chance
         self.has: list[Ticket] = []
         self.made: set[tuple[int, int, int]] = set()
+        self.late: set[tuple[int, int, int]] = set()
         self.now, self.firsts = 0.0, [0] * len(ends)
 
     def step(self) -> None:
@@ -53,7 +54,11 @@ class Threads:
         at = ticket.partition, ticket.epoch, number
         if number - self.firsts[ticket.partition] >= self.ends[ticket.partition][ticket.epoch]:
             self.give_back(ticket)
-            self.tickets.close(ticket, ended=True)
+            if at not in self.late and self.chance.random() < 0.3:
+                self.late.add(at)
+                self.tickets.put_back(ticket, self.now + self.chance.randint(1, 3))
+            else:
+                self.tickets.close(ticket, ended=True)
             if self.tickets.begin_epoch() and isinstance(self.tickets, WorkerTickets):
                 self.firsts = [one.first for one in self.tickets._all]
         elif self.chance.random() < 0.8:
@@ -181,6 +186,22 @@ def give(queue: Queue, ticket: Ticket, rows: int = 1) -> None:
     num = ticket.stop - ticket.first - len(ticket.chunks)
     ticket.chunks.extend([(np.zeros(rows),)] * num)
     queue.give_back(ticket, rows * num, 8 * rows * num)
+
+
+@pytest.mark.parametrize("way", ["is put off", "is given back before it is begun"])
+def test_an_epoch_ends_whatever_becomes_of_a_call_beyond_its_end(way: str) -> None:
+    queue = make_queue()
+    (last,) = draw(queue, 1)
+    drawn = queue.draw(1)
+    assert drawn is not None
+    (beyond,) = drawn
+    queue.give_back(last, ending=End(None))
+    if way == "is put off":
+        queue.give_back(beyond, put_off_s=4 * WAIT_S)
+    else:
+        with queue._lock:
+            queue._look()
+    assert queue._tickets.epoch == 1 and queue.draw(1) is None
 
 
 @pytest.mark.timeout(4 * WAIT_S)

@@ -93,7 +93,7 @@ def test_a_first_chunk_that_is_wrong_fixes_nothing() -> None:
 
 
 def test_bytes_of_anything_are_counted() -> None:
-    assert count_bytes(chunk(2)) == 2 * 8 + 2 * 12
+    assert count_bytes(chunk(2)) == count_bytes(tuple(map(Tensor, chunk(2)))) == 2 * 8 + 2 * 12
     for nothing in (None, 5, "rows", object(), np.array(3), (None, [1, 2]), {"id": np.arange(3)}):
         assert count_bytes(nothing) == 0
 
