@@ -66,7 +66,11 @@ CORE = {
     "feeder/state/token.py": _STATE,
     "feeder/state/snapshot.py": _STATE,
     "feeder/checkpoint/store.py": ("tests/feeder/checkpoint",),
-    "feeder/executors/ledger.py": ("tests/executors/actors/test_ledger.py",),
+    "feeder/executors/ledger.py": (
+        "tests/executors/actors/test_ledger.py",
+        "tests/executors/actors/test_pool.py",
+        "tests/executors/test_pool.py",
+    ),
 }
 ADAPTERS = {
     "feeder/adapters/loop.py": _LOADERS,

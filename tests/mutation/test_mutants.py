@@ -110,3 +110,18 @@ def test_what_was_killed_and_now_lives_or_is_not_judged_is_found(
     monkeypatch.setattr(sys, "argv", ["mutate", "--only", "no/such", "--list"])
     with pytest.raises(SystemExit, match="0 modules have 'no/such'"):
         campaign.main()
+
+
+def test_a_mutant_is_in_the_copy_for_as_long_as_its_tests_run(tmp_path: Path) -> None:
+    source = b"is_less = 1 < 2\n"
+    (tmp_path / "a.py").write_bytes(source)
+    compiled = tmp_path / "__pycache__" / "a.cpython-311.pyc"
+    compiled.parent.mkdir()
+    compiled.touch()
+    copy = object.__new__(campaign.Copy)
+    copy.folder = tmp_path
+    mutant = next(iter(mutants("a.py", source)))
+    with copy.planted(mutant):
+        assert (tmp_path / "a.py").read_bytes() == mutant.apply(source) != source
+        assert not compiled.exists()
+    assert (tmp_path / "a.py").read_bytes() == source
