@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -105,6 +106,37 @@ def of(dataset: Any, **settings: Any) -> Callable[[], Reader]:
     return make
 
 
+def of_torchs(dataset: Any, **settings: Any) -> Callable[[], Reader]:
+    """PyTorch's own loader with a state: its draws are those of a generator."""
+
+    def make() -> Reader:
+        import torch
+
+        from feeder.adapters.torch import DataLoader
+
+        given = {name: value() if callable(value) else value for name, value in settings.items()}
+        # A state holds those of the process, too.
+        random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
+        if "seed" not in given:
+            given["generator"] = torch.Generator().manual_seed(5)
+        return plain(DataLoader(dataset(), **{"batch_size": SIZE, **given}))
+
+    return make
+
+
+def iterable(kind: type) -> Callable[[], Any]:
+    """An iterable as PyTorch's loader knows one."""
+
+    def make() -> Any:
+        import torch
+
+        return type(kind.__name__, (kind, torch.utils.data.IterableDataset), {})()
+
+    return make
+
+
 def numbers() -> list[int]:
     return list(range(NUM))
 
@@ -155,6 +187,14 @@ KINDS: dict[str, Callable[[], Reader]] = {
     "iterable": of(Stream),
     "iterable with a state": of(Walk),
     "feed": of_feed,
+    "DataLoader": of_torchs(numbers),
+    "DataLoader, shuffled": of_torchs(numbers, shuffle=True),
+    "DataLoader, shuffled by feeder": of_torchs(numbers, shuffle=True, seed=3),
+    "DataLoader, two workers": of_torchs(numbers, shuffle=True, num_workers=2),
+    "DataLoader, sampler with a state": of_torchs(numbers, sampler=Drawn),
+    "DataLoader, batch_sampler": of_torchs(numbers, batch_size=1, batch_sampler=batches),
+    "DataLoader, iterable": of_torchs(iterable(Stream)),
+    "DataLoader, iterable with a state": of_torchs(iterable(Walk)),
 }
 
 # ---- frameworks
@@ -257,7 +297,9 @@ def at(make_one: Callable[[], Reader], step: int) -> dict[str, Any]:
 
 
 def states_of(name: str) -> dict[str, Any]:
-    return {f"{step} batches": at(MADE[name], step) for step in STEPS}
+    # Those of PyTorch's loader hold whole generators.
+    steps = STEPS[1:2] if name.startswith("DataLoader") else STEPS
+    return {f"{step} batches": at(MADE[name], step) for step in steps}
 
 
 def make(folder: Path) -> dict[str, Any]:
