@@ -84,8 +84,8 @@ def _nothing() -> None:
 
 
 class LaidOut:
-    """Memory for one batch at a time, which is laid out anew where a batch has other rows: what
-    slots of shared and of pinned memory have in common. One thread at a time has it."""
+    """Memory for one batch at a time, which is laid out anew if a batch has another number of rows:
+    what slots of shared and of pinned memory have in common. One thread at a time has it."""
 
     __slots__ = (
         "_memory", "_views", "_written", "arrays", "columns", "flats", "layout", "memory", "rows",

@@ -227,7 +227,7 @@ class Actors(Launcher):
             )
 
     def look_for_room(self, since: float | None, now: float) -> None:
-        """Tell what is missing where there is no actor."""
+        """Tell what is missing if there is no actor."""
         if since is None or self.pool.failure:
             return
         is_late, is_over = now - since >= _ROOM_TOLD_S, now - since >= self._room_s
@@ -313,7 +313,7 @@ class Actors(Launcher):
         return sorted(free, key=lambda actor: any(map(_has_come, actor.members)))[:num]
 
     def _add_to(self, actor: _Actor) -> None:
-        """Ask an actor for a process."""
+        """Ask an actor for one more process."""
         member = _Process(self.pool.next_generation(), actor)
         generation = member.generation
         self.pool.members[generation] = member
@@ -418,7 +418,7 @@ class Actors(Launcher):
             pool.bury(member, how or told, is_node=is_node)
 
     def hung_up(self, member: Member) -> None:
-        # Ray says how it ended, where it has; one that has left hangs up first.
+        # If the process has ended, Ray says how. A process that has left hangs up first.
         if self.ports is not None:
             self.ports.remove(member.generation)
         member.line.close()

@@ -329,14 +329,14 @@ class Pool:
         member.num_calls += calls.most_calls
 
     def _give_turn(self, member: Member) -> None:
-        """Have the asker of a process's oldest ticket read, where askers do."""
+        """If askers read, have the asker of a process's oldest ticket do so."""
         if self.launcher.askers_read:
             head = self.ledger.head(member.generation)
             if head is not None:
                 head.payload.read_from(member)
 
     def _fail(self, ticket: Ticket, error: BaseException) -> None:
-        """A ticket comes to nothing, where it has not come to something."""
+        """A ticket comes to nothing, unless it has come to something already."""
         if not ticket.is_done:
             ticket.is_done = True
             ticket.payload.finish(None, error)

@@ -9,7 +9,8 @@ root would go at once, and the memory would be written under them.
 
 A loan ends on whichever thread drops the last array, perhaps inside the garbage collector. So what
 is called then takes no lock, and does not wait. An interrupt may end a function in Python half-way:
-one lost ten slots in 30,000 interrupts. If a slot must not be lost, it is a function in C.
+one lost ten slots in 30,000 interrupts. If a slot must not be lost, the weak reference calls a
+function in C (`Loan` by itself); if a lost slot is only made anew, `Loans` will do.
 """
 
 from __future__ import annotations
