@@ -33,6 +33,7 @@ from benchmarks.fetches import (
     fresh,
     fresh_by_index,
     fresh_holding,
+    sleeping,
 )  # fmt: skip
 from benchmarks.harness import Watch, batches, once
 from benchmarks.report import Load
@@ -63,8 +64,9 @@ MANY: tuple[tuple[str, Callable[[Size], Fetch], int, dict[str, Any]], ...] = (
     ("small, copied", constant, 2, {}),
     ("small, 1,000 workers", fresh, 1000, {}),
     ("small, by index, 8 threads", fresh_by_index, 2, {"num_threads": 8}),
+    ("small, sleeping, 8 threads", sleeping, 2, {"num_threads": 8}),
 )
-"""What should cost next to nothing where a call takes microseconds."""
+"""Other ways to the same batches."""
 
 
 def _stop(watch: Watch) -> int:

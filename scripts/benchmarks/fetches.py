@@ -6,6 +6,7 @@ Nothing but NumPy is imported: processes that run these functions import this mo
 from __future__ import annotations
 
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -100,8 +101,19 @@ def fresh_by_index(size: Size) -> Fetch:
     return fetch
 
 
+def sleeping(size: Size) -> Fetch:
+    """The same from a store that answers after a millisecond."""
+    answer, never = fresh_by_index(size), threading.Event()
+
+    def fetch(call: Call) -> list[Array]:
+        never.wait(0.001)
+        return answer(call)
+
+    return fetch
+
+
 def fresh_holding(size: Size) -> Fetch:
-    """The same, filled without letting go of the interpreter.
+    """As `fresh`, filled without letting go of the interpreter.
 
     NumPy lets go of it in every copy of 500 elements or more. Beside a thread that is busy with
     Python such a fetch function waits for it after each call, whoever calls.
