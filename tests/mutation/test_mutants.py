@@ -130,6 +130,7 @@ def test_a_mutant_is_in_the_copy_for_as_long_as_its_tests_run(tmp_path: Path) ->
 
 
 @pytest.mark.process
+@pytest.mark.fresh
 def test_a_campaign_of_one_mutant_finds_who_kills_it(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     words = ["--only", "state/token", "--mutants", "1", "--jobs", "1", "--results", str(results)]
