@@ -46,6 +46,8 @@ def of_lightning(loader: str) -> Training:
     def write(path: Path, position: Any) -> None:
         checkpoint = load(path)
         checkpoint["callbacks"]["FeedCheckpoint"] = position
+        # Lightning keeps the states of the loaders, too, as it has read them.
+        checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = []
         torch.save(checkpoint, path)
 
     return Training(
