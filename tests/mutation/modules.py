@@ -31,7 +31,7 @@ CORE = {
     "feeder/service/protocol/membership.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/protocol/session.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/server/delivery.py": (*_SERVER, *_SERVED),
-    "feeder/service/client/lease.py": (
+    "feeder/service/client/machine.py": (
         *_SERVED,
         "tests/feeder/service/client/test_lost_server.py",
         "tests/feeder/service/server/test_leases.py",

@@ -14,7 +14,7 @@ from feeder.errors import ConfigError
 from feeder.ranks import is_this_host, queue_of
 from feeder.service.client.consumer import Consumer
 from feeder.service.client.io_loop import ClientLoop
-from feeder.service.client.options import ConsumerOptions
+from feeder.service.client.machine import ConsumerOptions
 from feeder.service.net.addresses import Address, check_connects, default_address, parse
 from feeder.service.net.connection import Connection
 from feeder.service.net.keys import ClientKeys

@@ -113,7 +113,7 @@ class Consumer(EpochReader, Closing):
             point("consumer.handed")
             # What the user still looks at, in slots: above `hold` the server would run out of them,
             # so the batch is copied and its slot goes back.
-            kept = handed - lease.base - lease.data_path.num_released if lease.lends else 0
+            kept = handed - lease.base - lease.num_released if lease.lends else 0
             if kept > self._most_held:
                 batch = self._copy(batch)
             if handed - self._told_at > self._tell_every:
@@ -272,7 +272,7 @@ class Consumer(EpochReader, Closing):
     @property
     def plane(self) -> str:
         """How the batches come: "shared" or "frames"."""
-        return self._lease.data_path.kind
+        return self._lease.kind
 
     @property
     def path(self) -> str:

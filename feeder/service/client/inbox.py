@@ -11,9 +11,8 @@ from typing import Any
 from feeder.devices.cuda.landing import Landing
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
-from feeder.errors import ClosedError, FeedError
-from feeder.service.client.lease import ClientLease
-from feeder.service.client.stats import ConsumerStats
+from feeder.errors import ClosedError, FeedError, RemoteError
+from feeder.service.client.lease import ClientLease, ConsumerStats
 from feeder.service.protocol.messages import Report
 from feeder.waking import OneShotEvent
 from feeder.workers.stream.batch import Batch
@@ -33,6 +32,40 @@ class Loading(deque[Batch]):
         """The number of this load; the first is 1."""
         self.position = position
         """The bytes of the state: where to go on."""
+
+
+class SnapshotRequest:
+    """A user's question for a snapshot: the I/O thread answers it, and the user's thread waits.
+
+    The I/O thread owns the answer, but for a wait that is given up. A `Future` will not do: its
+    wait, when interrupted, may release a lock that another thread holds (see `OneShotEvent`).
+    """
+
+    def __init__(self) -> None:
+        self._event = OneShotEvent()
+        self._answer: bytes | RemoteError | None = None
+        self.given_up = False
+        """Whether nobody waits for the answer any more."""
+
+    def answer(self, answer: bytes | RemoteError) -> None:
+        """Give the answer; the first one counts."""
+        # The waiter may have given up just now, and has its own answer then.
+        if self._answer is None:
+            self._answer = answer
+        self._event.ring()
+
+    def result(self, timeout_s: float) -> bytes:
+        """Wait for the snapshot's bytes; `RemoteError` where there is none. The user's thread's."""
+        if not self._event.wait(timeout_s):
+            # Told to the I/O thread first, which then need not send the question at all.
+            self.given_up = True
+            why = f"no answer within {timeout_s:g} s"
+            self.answer(RemoteError(f"no snapshot: {why}; use state_dict()"))
+        answer = self._answer
+        assert answer is not None
+        if isinstance(answer, RemoteError):
+            raise answer
+        return answer
 
 
 class Inbox:
@@ -119,13 +152,15 @@ class Inbox:
             self.num_opened += 1
             self._wake_waiters()
 
-    def fail(self, error: FeedError) -> None:
-        """End the stream with an error; of several errors the first is kept."""
-        # Outside the lock, as the queue has its own. Batches before the error are still handed out.
-        self.batches.finish(error)
-        with self._lock:
-            self.failure = self.failure or error
-            self._wake_waiters()
+    def finish(self, ending: Any) -> None:
+        """After the batches that have come, the stream ends: at a position, or with an error. Of
+        several errors the first is kept."""
+        # Outside the lock, as the queue has its own.
+        self.batches.finish(ending)
+        if isinstance(ending, FeedError):
+            with self._lock:
+                self.failure = self.failure or ending
+                self._wake_waiters()
 
     def summarise(self, rows: int, num_bytes: int) -> dict[str, Any]:
         """Return the consumer's figures; `rows` and `num_bytes` are what was handed out.
