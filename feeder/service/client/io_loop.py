@@ -25,12 +25,10 @@ from feeder.service.client.machine import (
     SERVED,
     ClientMachine,
     ConsumerOptions,
-    Do,
     Instructions,
     Moment,
-    Terms,
 )
-from feeder.service.client.remote import RemotePosition, columns_in
+from feeder.service.client.remote import Identity, RemotePosition, columns_in
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import OwnLimitError
 from feeder.service.net.connection import Connection
@@ -103,7 +101,10 @@ class ClientLoop:
 
     def reopen(self, number: int, token: bytes) -> None:
         """Start where load `number` says, before any batch was handed out. In the I/O thread."""
-        self._do(self.machine.load(number, token, self._moment()))
+        # An interrupted load is asked for again by the next call, so it may come twice.
+        if number > self.inbox.num_restarts:
+            self.inbox.clear(number)
+            self._do(self.machine.load(token, self._moment()))
 
     # ---- the thread
 
@@ -198,7 +199,7 @@ class ClientLoop:
     def _do(self, instructions: Instructions) -> None:
         """Carry out instructions of the machine, in order."""
         for what, *told in instructions:
-            _DO[what](self, *told)
+            getattr(self, f"_{what.value}")(*told)
 
     def _begin_connection(self, address: str) -> None:
         """Begin a connection; ZeroMQ makes it in its own thread."""
@@ -241,31 +242,29 @@ class ClientLoop:
             point("consumer.used")
             is_news, slots = False, lease.take_released()
 
-    def _join(self, terms: Terms) -> None:
-        """Make the way of a lease's batches."""
-        inbox, opened, before = self.inbox, terms.opened, self.inbox.lease
+    def _join(self, opened: say.Opened, identity: Identity, token: bytes | None) -> None:
+        inbox, before = self.inbox, self.inbox.lease
         lease = ClientLease(
-            opened, terms.identity, inbox.received, self.machine.options, self.waker.wake,
-            inbox.stats, inbox.landing,
+            opened, identity, inbox.received, self.machine.options, self.waker.wake, inbox.stats,
+            inbox.landing,
         )  # fmt: skip
         # Before the first batch the server declares no columns; the last lease or the position may.
-        before_columns = None if before is None else before.columns
-        lease.columns = before_columns or columns_in(terms.token, opened.name)
+        columns = None if before is None else before.columns
+        lease.columns = columns or columns_in(token, opened.name)
         # Kept from the first time: later servers are asked for what comes after all that has been
         # received, which is not where the user stands.
-        position = RemotePosition(terms.identity, opened.token)
+        position = RemotePosition(identity, opened.token)
         start = inbox.start or position.state(lease.columns)
         point("consumer.opened")
         if inbox.num_opened:
             logger.info("consumer: a server is there again")
-        ready = self.machine.joined(terms, lease.kind, lease.reason, self._moment())
+        ready = self.machine.joined(opened, identity, lease.kind, lease.reason, self._moment())
         inbox.set_lease(lease, start)
         if self._connection is not None:
             self._connection.watch(lease.attachment)
         self._do(ready)
 
     def _take(self, message: Any, frames: Sequence[Any]) -> None:
-        """Take columns, an arena or batches."""
         inbox: Any = self.inbox
         lease = inbox.lease
         if isinstance(message, say.Batches):
@@ -310,22 +309,9 @@ class ClientLoop:
         self.inbox.finish(ClosedError("the consumer is closed"))
         self.inbox.batches.close()
 
+    def _answer(self, request: SnapshotRequest, answer: bytes | RemoteError) -> None:
+        request.answer(answer)
+
     def _note_lost(self, why: str) -> None:
         point("consumer.lost")
         logger.warning("consumer: %s; looking for a server", why)
-
-
-_DO: dict[Do, Callable[..., None]] = {
-    Do.CONNECT: ClientLoop._begin_connection,
-    Do.DISCONNECT: ClientLoop._end_connection,
-    Do.END_LEASE: ClientLoop._end_lease,
-    Do.SEND: ClientLoop._send,
-    Do.TELL_USED: ClientLoop._tell_used,
-    Do.JOIN: ClientLoop._join,
-    Do.TAKE: ClientLoop._take,
-    Do.FINISH: ClientLoop._finish,
-    Do.CLEAR: lambda loop, number: loop.inbox.clear(number),
-    Do.DROP: ClientLoop._drop,
-    Do.ANSWER: lambda loop, request, answer: request.answer(answer),
-    Do.NOTE_LOST: ClientLoop._note_lost,
-}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal, NamedTuple
@@ -46,6 +46,12 @@ _UNKNOWN = (
     "the server does not know the leftover rows here, or they are more than 256 MiB; take a batch "
     "and ask again"
 )
+
+_MOST_SPOILED = ((ProtocolError, 1), (TransportError, 10))
+"""How often a server may send what cannot be taken, with no batch in between: otherwise the feed
+begins anew for all queues, again and again. What was changed on its way comes right the second
+time, or memory or a fetch function is at fault. A server that gave no memory may just have been
+killed: its successor will. Any other error would be the same at any server."""
 
 
 class ConsumerOptions(NamedTuple):
@@ -135,40 +141,22 @@ class Moment(NamedTuple):
 
 
 class Do(Enum):
-    """What the shell is to do."""
+    """What the shell is to do: the name of a function of its own, which has these arguments."""
 
-    CONNECT = "connect"  # To an address.
-    DISCONNECT = "disconnect"  # The connection, and that for the memory of the lease.
-    END_LEASE = "end lease"  # The latter alone: the queue is asked for over the same connection.
+    CONNECT = "begin_connection"  # To an address.
+    DISCONNECT = "end_connection"  # And that for the memory of the lease.
+    END_LEASE = "end_lease"  # The latter alone: the same connection is to serve the next lease.
     SEND = "send"  # A message.
-    TELL_USED = "tell used"  # And the slots that are free, also without news.
-    JOIN = "join"  # Make the way of the batches of a lease, of which a `Terms` says what there is.
-    TAKE = "take"  # Columns, an arena or batches, and the frames after them.
+    TELL_USED = "tell_used"  # And the slots that are free, also without news.
+    JOIN = "join"  # Make the way of the batches of a lease, then call `joined`.
+    TAKE = "take"  # Columns, an arena or batches, and frames; then, for batches, call `took`.
     FINISH = "finish"  # After the batches that have come the user gets this: the end, or an error.
-    CLEAR = "clear"  # Forget all that has come, for a load of this number.
     DROP = "drop"  # Let go of what nobody has taken: the user is gone.
     ANSWER = "answer"  # A question for a snapshot: its bytes, or an error.
-    NOTE_LOST = "note lost"  # It was served until now, and looks for a server; why.
+    NOTE_LOST = "note_lost"  # It was served until now, and looks for a server; why.
 
 
 Instructions = list[tuple[Any, ...]]
-
-
-class Terms(NamedTuple):
-    """What a server gives with the queue."""
-
-    opened: say.Opened
-    identity: Identity
-    token: bytes | None
-    """The position that it was asked for with."""
-
-    @property
-    def dealing(self) -> dict[str, Any]:
-        """How it deals the feed."""
-        began = self.identity.began
-        dealing = None if began is None else began.dealing
-        queues = None if dealing is None else dealing.num
-        return {"queues": queues, "replicas": self.opened.replicas}
 
 
 class ClientMachine:
@@ -186,10 +174,8 @@ class ClientMachine:
         self._life = Session(LIFE, "returning" if options.rejoins else "starting")
         self._protocol = Session(CONSUMER)
         self._failover = Failover(options.addresses)
-        # What was changed on its way comes right the second time, otherwise memory or a fetch
-        # function is at fault. A server that gave no memory may just have been killed: its
-        # successor will.
-        self._corrupt, self._unshared = Patience(1), Patience(10)
+        # How often messages could not be taken since the last batch, by `_MOST_SPOILED`.
+        self._spoiled: Counter[int] = Counter()
         # Where the next batch comes from: after the last one *received*, as those that were not
         # handed out stay valid; before the first one at the token, with so many rounds left out.
         self._last: RemotePosition | None = None
@@ -199,7 +185,7 @@ class ClientMachine:
         # Questions are counted, those over this connection too: a connection proves nothing, and an
         # older question may arrive after a newer one.
         self._consumer = consumer
-        self._attempt = self._num_opens = self._num_loads = 0
+        self._attempt = self._num_opens = 0
         # Whether any server has given the queue. Then a takeover is used up, as another may hold
         # the queue by right later, and a refusal of this client is a passing one.
         self._is_known = False
@@ -209,10 +195,11 @@ class ClientMachine:
         # know the latter, as their trainers may be gone: consumers tell it.
         self._waiting: tuple[int, ...] = ()
         self._ended: tuple[int, ...] = ()
-        # The lease in force, otherwise the last one: its terms, its fencing token, and how many
-        # batches were received before it. Its numbers begin at 0, so that batches of an older lease
-        # cannot pass for its own.
-        self._terms: Terms | None = None
+        # The lease in force, otherwise the last one: its fencing token, and how many batches were
+        # received before it. Its numbers begin at 0, so that batches of an older lease cannot pass
+        # for its own.
+        self._opened: say.Opened | None = None
+        self._identity: Any = None
         self._generation, self._base = b"", 0
         # What its server was told: batches used, and whether the user has asked for one.
         self._told, self._told_begun = -1, False
@@ -241,7 +228,7 @@ class ClientMachine:
     def describe_wait(self) -> str:
         """Say what a user who waits for a batch is waiting for. From any thread."""
         if self._waiting:
-            replicas = 1 if (terms := self._terms) is None else terms.opened.replicas
+            replicas = 1 if (opened := self._opened) is None else opened.replicas
             return f"the feed waits for a consumer on {seat_names(self._waiting, replicas)}"
         if (state := self._protocol.state) == "streaming":
             return "the server has none yet"
@@ -282,11 +269,11 @@ class ClientMachine:
 
     def _leave_where_others_lack(self, at: Moment) -> Instructions:
         """Leave a server that has long lacked other consumers: they may be at another address."""
-        terms = self._terms
-        if terms is None or self.state not in HOLDS or not self.waits_for_others:
+        opened = self._opened
+        if opened is None or self.state not in HOLDS or not self.waits_for_others:
             self._move_on_at = math.inf
         elif self._move_on_at == math.inf:
-            self._move_on_at = at.now + self._failover.patience_s(terms.opened.lease_s)
+            self._move_on_at = at.now + self._failover.patience_s(opened.lease_s)
         elif at.now >= self._move_on_at:
             self._move_on_at = math.inf
             self._failover.move_on()
@@ -328,19 +315,13 @@ class ClientMachine:
 
     def cannot_take(self, error: FeedError, at: Moment) -> Instructions:
         """A message cannot be taken. The server would go on sending it, so it is left."""
-        is_limit = isinstance(error, OwnLimitError)
-        if is_limit and self.options.plane != "shared":
-            return self._do_without_shared(str(error), at)
-        if is_limit:
-            is_last, error = True, TransportError(*error.args)
-        elif isinstance(error, ProtocolError):
-            is_last = self._corrupt.ends(at.received)
-        elif isinstance(error, TransportError):
-            # The server's shared memory cannot be had: the server may have been killed just now.
-            is_last = self._unshared.ends(at.received)
-        else:
-            # It would be the same at any server; or this one deals otherwise than the one before.
-            is_last = True
+        most = next((most for kind, most in _MOST_SPOILED if isinstance(error, kind)), 0)
+        if isinstance(error, OwnLimitError):
+            if self.options.plane != "shared":
+                return self._do_without_shared(str(error), at)
+            error, most = TransportError(*error.args), 0
+        self._spoiled[most] += 1
+        is_last = self._spoiled[most] > most
         done = self._finish(error) if is_last else []
         return done + self._lose(str(error), at, gives_up=is_last)
 
@@ -440,23 +421,19 @@ class ClientMachine:
 
     # ---- what the user's thread wants
 
-    def load(self, number: int, token: bytes, at: Moment) -> Instructions:
-        """Start where load `number` says; only before a batch was handed out."""
-        # An interrupted load is asked for again by the next call, so it may come twice.
-        if number <= self._num_loads:
-            return []
-        self._num_loads, self._failure = number, None
-        done: Instructions = [(Do.CLEAR, number)]
+    def load(self, token: bytes, at: Moment) -> Instructions:
+        """Start at another position; only before a batch was handed out."""
+        self._failure = None
         if "loads" not in LIFE[self.state]:
-            return done  # Another thread closes it.
+            return []  # Another thread closes it.
         self._last, self._token, self._has_position = None, token, True
         self._skip = self.options.skip
         self._ended, self._dealt = (), {}
-        at = at._replace(received=0, begun=False)
+        self._spoiled.clear()
         left = self._leave_lease("another state was loaded", at)
         self._life.on("reloads" if self.options.rejoins else "loads")
         self._wait_at_most(self.options.timeout_s, at.now)
-        return done + (left + self._ask_again(at) if left else self._disconnect())
+        return left + self._ask_again(at) if left else self._disconnect()
 
     def close(self, at: Moment) -> Instructions:
         """Say goodbye and wait for the server's answer.
@@ -475,6 +452,7 @@ class ClientMachine:
     def stop(self) -> Instructions:
         """End at once."""
         self._life.on("stops")
+        self._rest()
         return self._disconnect()
 
     def _say_goodbye(self, at: Moment) -> Instructions:
@@ -507,8 +485,8 @@ class ClientMachine:
         return [(Do.TELL_USED, self._generation, used, self._told_begun, slots, is_news)]
 
     def _renew_by(self, now: float) -> None:
-        assert self._terms is not None
-        self._renew_at = now + min(_TELL_S, self._terms.opened.lease_s / 3)
+        assert self._opened is not None
+        self._renew_at = now + min(_TELL_S, self._opened.lease_s / 3)
 
     # ---- snapshots
 
@@ -567,9 +545,9 @@ class ClientMachine:
             case say.Batches() | say.Arena():
                 return [(Do.TAKE, message, frames)]
             case say.Opened():
-                terms = Terms(message, identity_of(message), self._token)
-                self._check_dealing(terms.dealing)
-                return [(Do.JOIN, terms)]
+                identity = identity_of(message)
+                self._check_dealing(_dealing(message, identity))
+                return [(Do.JOIN, message, identity, self._token)]
             case say.Spec():
                 # The columns come when the feed begins, so this consumer was part of a start.
                 self._life.on("begins")
@@ -582,8 +560,7 @@ class ClientMachine:
                 # The end has a position of its own: who comes back with it is sent nothing more.
                 self._last, self._token = None, message.token
                 self._life.on("ends")
-                assert self._terms is not None
-                return [(Do.FINISH, RemotePosition(self._terms.identity, message.token))]
+                return [(Do.FINISH, RemotePosition(self._identity, message.token))]
             case say.Fault():
                 return self._take_fault(message, at)
             case say.Farewell():
@@ -599,12 +576,12 @@ class ClientMachine:
         return bool(generation != self._generation)
 
     def joined(
-        self, terms: Terms, plane: Literal["shared", "frames"], reason: str, at: Moment
-    ) -> Instructions:
+        self, opened: say.Opened, identity: Identity, plane: Literal["shared", "frames"],
+        reason: str, at: Moment,
+    ) -> Instructions:  # fmt: skip
         """The way of a lease's batches is there: the server may send them."""
-        opened = terms.opened
         self._protocol.on("Attached")
-        self._terms, self._generation = terms, opened.generation
+        self._opened, self._identity, self._generation = opened, identity, opened.generation
         self._waiting, self._receipt, self._is_known = (), b"", True
         # Not 0: that nothing of earlier leases is pending is news, also before the first batch.
         self._base, self._told, self._told_begun = at.received, -1, False
@@ -612,7 +589,7 @@ class ClientMachine:
         # user gave a position: that may lie in the middle of a round, and the server's does not.
         if self._last is None and self.state not in HAS_ALL:
             self._token, self._skip = opened.token, 0
-        self._dealt = self._dealt or terms.dealing
+        self._dealt = self._dealt or _dealing(opened, identity)
         self._life.on("given")
         self._rest()
         self._renew_by(at.now)
@@ -623,8 +600,8 @@ class ClientMachine:
     def took(self, last: RemotePosition) -> None:
         """Batches have come, the last of which ended at `last`."""
         # The next server is asked for what comes after these.
-        self._last = last
-        self._waiting = ()
+        self._last, self._waiting = last, ()
+        self._spoiled.clear()
 
     def _check_dealing(self, now: Mapping[str, Any]) -> None:
         """Raise `ResumeError` if the server that is there again deals the feed to another number
@@ -671,6 +648,13 @@ class ClientMachine:
         self._receipt = message.receipt
         answer = _no(_UNKNOWN) if message.data is None else message.data
         return [(Do.ANSWER, question, answer), *self._send_questions(at)]
+
+
+def _dealing(opened: say.Opened, identity: Identity) -> dict[str, Any]:
+    """How a server deals the feed."""
+    dealing = None if identity.began is None else identity.began.dealing
+    queues = None if dealing is None else dealing.num
+    return {"queues": queues, "replicas": opened.replicas}
 
 
 def _no(why: str) -> RemoteError:
@@ -766,23 +750,3 @@ class Failover:
         self._num_since, self.refusal = 0, None
         self._refused_by.clear()
         self.turn_ends_at = math.inf
-
-
-class Patience:
-    """How often a server may send what cannot be taken, with no batch in between.
-
-    Without this bound a consumer that can never take it finds the server again and again, and the
-    feed begins anew for all queues each time. Owned by the consumer's I/O thread.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._num, self._received = 0, -1
-
-    def ends(self, received: int) -> bool:
-        """Count one more; returns whether that is too often. `received`: batches so far."""
-        # A batch in between shows that things move: the count begins again.
-        if received != self._received:
-            self._num, self._received = 0, received
-        self._num += 1
-        return self._num > self._most
