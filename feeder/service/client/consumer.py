@@ -105,11 +105,12 @@ class Consumer(EpochReader, Closing):
             if (ready := self._wait_for_some()) is None:
                 self._end_is_told = True
                 raise StopIteration
-            inbox = self._inbox
-            lease: Any = inbox.lease
+            inbox: Any = self._inbox
+            lease = inbox.lease
             handed, (rows, num_bytes) = inbox.handed + 1, self._counts
             on_host = inbox.landing is None
-            batch = ready[0] if on_host else self._land(ready.popleft())
+            # A GPU's batch is ordered behind its copy on the user's stream.
+            batch = ready[0] if on_host else inbox.batches.receive(ready.popleft())
             point("consumer.handed")
             # What the user still looks at, in slots: above `hold` the server would run out of them,
             # so the batch is copied and its slot goes back.
@@ -124,7 +125,7 @@ class Consumer(EpochReader, Closing):
             epoch = self._enter(batch.epoch)
             epoch.newest = batch.index
             batch.of = epoch
-            counts = rows + batch.rows, num_bytes + lease.bytes_of(batch)
+            counts = rows + batch.rows, num_bytes + batch.held_bytes
             # No call stands between these assignments and the `return`, and Python raises
             # interrupts at calls: a batch that the user never saw does not count, and comes next.
             self._position, inbox.handed, self._counts = batch.place, handed, counts
@@ -157,12 +158,6 @@ class Consumer(EpochReader, Closing):
         self._ready = got
         queue.given = None
         return None
-
-    def _land(self, batch: Batch) -> Batch:
-        """Return the batch on the GPU, ordered behind its copy on the user's stream."""
-        queue: Any = self._inbox.batches
-        landed: Batch = queue.receive(batch)
-        return landed
 
     def _copy(self, batch: Batch) -> Batch:
         """Return the batch in memory of its own, so that its slot goes back."""

@@ -32,6 +32,7 @@ from feeder.service.client.remote import Identity, RemotePosition, columns_in
 from feeder.service.faults import point
 from feeder.service.memory.fdpass import OwnLimitError
 from feeder.service.net.connection import Connection
+from feeder.service.net.kernel import boot_id
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.waking import Waker, wait_for
@@ -59,7 +60,7 @@ class ClientLoop:
         landing: Landing | None = None,
     ) -> None:
         self.options = options
-        self.machine = ClientMachine(options, token, os.urandom(16), time.monotonic())
+        self.machine = ClientMachine(options, token, os.urandom(16), boot_id(), time.monotonic())
         """What this consumer is to its servers."""
         self._connect, self._at_end = connect, at_end
         self._connection: Connection | None = None

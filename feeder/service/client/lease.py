@@ -117,7 +117,6 @@ class ClientLease:
         self._axes: tuple[int, ...] = ()
         self._rows = self._row_bytes = 0
         self._layout = Layout((), 0)
-        self._is_uniform = True
         self._wake = wake
         self._stats = stats
         self._landing = landing
@@ -218,17 +217,8 @@ class ClientLease:
             if group.sequence != self._expected:
                 raise ProtocolError(f"batch {group.sequence} came, expected {self._expected}")
             batches += self._take(group, frames)
-            # Batches with shapes of their own have other bytes per row than the columns say.
-            if group.shapes is not None:
-                self._is_uniform = False
             self._expected += len(group.slots)
         return batches
-
-    def bytes_of(self, batch: Batch) -> int:
-        """Return the bytes of a batch."""
-        if self._is_uniform:
-            return batch.rows * self._row_bytes
-        return sum([array.nbytes for array in batch.columns])
 
     def _take(self, group: say.Group, frames: Sequence[Any]) -> Iterator[Batch]:
         names, identity, stride = self._names, self.identity, group.stride
@@ -240,6 +230,12 @@ class ClientLease:
             position: Any = RemotePosition(identity, None, group, at, axes)
             batch = Batch(names, arrays, position, group.epoch, index, step, group.rows)
             position.batch = ref(batch)
+            # With shapes of their own they have other bytes per row than the columns say.
+            batch.held_bytes = (
+                batch.rows * self._row_bytes
+                if group.shapes is None
+                else sum([array.nbytes for array in arrays])
+            )
             yield batch
             index += stride
             step += stride

@@ -30,7 +30,6 @@ from feeder.errors import (
 )
 from feeder.service.client.remote import Identity, RemotePosition, error_of, identity_of
 from feeder.service.memory.fdpass import OwnLimitError
-from feeder.service.net.kernel import boot_id
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.seats import seat_names
 from feeder.service.protocol.session import CONSUMER, Session, Table
@@ -162,13 +161,15 @@ Instructions = list[tuple[Any, ...]]
 class ClientMachine:
     """The state of one consumer towards all servers that it finds, one after the other.
 
-    Owned by the consumer's I/O thread. `consumer` names it to servers: 16 random bytes. Any thread
-    may call `describe_wait`: the fields that it reads are replaced as a whole.
+    Owned by the consumer's I/O thread. Any thread may call `describe_wait`: the fields that it
+    reads are replaced as a whole. `consumer` names it to servers: 16 random bytes. `boot_id` is
+    that of its kernel: equal ones mean that descriptors can be passed.
     """
 
     def __init__(
-        self, options: ConsumerOptions, token: bytes | None, consumer: bytes, now: float
-    ) -> None:
+        self, options: ConsumerOptions, token: bytes | None, consumer: bytes, boot_id: str,
+        now: float,
+    ) -> None:  # fmt: skip
         self.options = options
         """What was asked for; `plane` becomes "frames" once memory cannot be mapped here."""
         self._life = Session(LIFE, "returning" if options.rejoins else "starting")
@@ -184,7 +185,7 @@ class ClientMachine:
         self._has_position = token is not None or options.rejoins
         # Questions are counted, those over this connection too: a connection proves nothing, and an
         # older question may arrive after a newer one.
-        self._consumer = consumer
+        self._consumer, self._boot_id = consumer, boot_id
         self._attempt = self._num_opens = 0
         # Whether any server has given the queue. Then a takeover is used up, as another may hold
         # the queue by right later, and a refusal of this client is a passing one.
@@ -397,9 +398,8 @@ class ClientMachine:
             undecided=not (self._has_position or at.begun or at.received),
             takeover=options.takes_over and not self._is_known,
             consumer=self._consumer, attempt=self._attempt, ended=self._ended, who=options.who,
-            # Equal boot ids mean one kernel, so one that can pass descriptors. An empty id asks the
-            # server not to offer shared memory, and to make no arenas for this consumer.
-            boot_id=boot_id() if options.plane != "frames" else "",
+            # An empty one asks the server not to offer shared memory, and to make no arenas.
+            boot_id=self._boot_id if options.plane != "frames" else "",
             checksum=options.checksum,
         )  # fmt: skip
         return [(Do.SEND, question)]

@@ -78,7 +78,7 @@ class Shell:
         self.now = 100.0
         self.received = self.handed = 0
         self.begun = False
-        self.machine = ClientMachine(options, token, b"c" * 16, self.now)
+        self.machine = ClientMachine(options, token, b"c" * 16, "a kernel", self.now)
         self.is_connected = False
         self.addresses: list[str] = []
         self.sent: list[Any] = []
