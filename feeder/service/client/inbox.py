@@ -55,7 +55,7 @@ class SnapshotRequest:
         self._event.ring()
 
     def result(self, timeout_s: float) -> bytes:
-        """Wait for the snapshot's bytes; `RemoteError` where there is none. The user's thread's."""
+        """Wait for the snapshot's bytes; `RemoteError` if there is none. The user's thread's."""
         if not self._event.wait(timeout_s):
             # Told to the I/O thread first, which then need not send the question at all.
             self.given_up = True
@@ -81,7 +81,7 @@ class Inbox:
         self._describe_wait = describe_wait
         self._began = time.monotonic()
         self.landing = landing
-        """The GPU that batches go to; None where they stay on the host."""
+        """The GPU that batches go to; None if they stay on the host."""
         # Held for a few assignments, never around a wait: the user's thread waits for an event of
         # its own. `threading.Condition` would take the lock back in Python code after a wait, and
         # an interrupt just then makes it release what another thread holds.
@@ -100,7 +100,7 @@ class Inbox:
         self.begun = False
         """Whether the user has asked for a batch; written by the user's thread."""
         self.lease: ClientLease | None = None
-        """The lease in force, else the last one; None before the first."""
+        """The lease in force, otherwise the last one; None before the first."""
         self.num_opened = 0
         """How often a server has given the queue."""
         self.num_restarts = 0
@@ -116,6 +116,12 @@ class Inbox:
             return HostQueue(2**62, self._describe_wait)
         return self.landing.make_queue(self._describe_wait)
 
+    def _renew_queue(self) -> None:
+        # The clock of waits goes on: counters of one process never fall.
+        starved = self.batches.starved
+        self.batches = self._make_queue()
+        self.batches.starved = starved
+
     @property
     def has_opened(self) -> bool:
         """Whether a server has given the queue since the last load."""
@@ -123,22 +129,17 @@ class Inbox:
 
     def drop_in_child(self) -> None:
         """In a forked child: let go of the batches, which its parent hands out."""
-        # The clock of waits goes on: counters of one process never fall.
-        starved = self.batches.starved
-        self.batches = self._make_queue()
-        self.batches.starved = starved
+        self._renew_queue()
 
     # ---- the I/O thread's
 
     def clear(self, number: int) -> None:
         """Forget all that has come: the consumer starts where the load of this number says."""
         with self._lock:
-            starved = self.batches.starved
             # One thread reads at a time. A thread that still waits at the old queue gets an error
             # and not silence: nothing will ever be put there.
             self.batches.finish(ClosedError("another thread has loaded a state"))
-            self.batches = self._make_queue()
-            self.batches.starved = starved
+            self._renew_queue()
             self.received, self.begun = 0, False
             # A load may follow a refused one, so the failure of the position before is void.
             self.failure = None

@@ -211,12 +211,11 @@ class ClientLoop:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        if self.inbox.lease is not None:
-            self.inbox.lease.close()
+        self._end_lease()
 
     def _end_lease(self) -> None:
         if self._connection is not None:
-            # Else its end, which is meant here, would be trouble.
+            # Otherwise its end, which is meant here, would be trouble.
             self._connection.unwatch()
         if self.inbox.lease is not None:
             self.inbox.lease.close()
@@ -261,8 +260,8 @@ class ClientLoop:
             logger.info("consumer: a server is there again")
         ready = self.machine.joined(opened, identity, lease.kind, lease.reason, self._moment())
         inbox.set_lease(lease, start)
-        if self._connection is not None:
-            self._connection.watch(lease.attachment)
+        assert self._connection is not None
+        self._connection.watch(lease.attachment)
         self._do(ready)
 
     def _take(self, message: Any, frames: Sequence[Any]) -> None:

@@ -47,12 +47,9 @@ Arrays = tuple[NDArray[Any], ...]
 
 
 class ConsumerStats:
-    """A consumer's own counts.
-
-    The I/O thread owns `checked_s` and `corrupt`, and calls `take_report`. The two counts of
-    positions are written by whichever thread asks for one: a lost increment there is harmless,
-    so no lock guards them.
-    """
+    """A consumer's own counts. The I/O thread owns `checked_s` and `corrupt`, and calls
+    `take_report`; whichever thread asks for a position writes the others, where a lost increment is
+    harmless."""
 
     def __init__(self) -> None:
         self.checked_s = 0.0
@@ -77,12 +74,10 @@ class ConsumerStats:
         seen = (waited_s, self.checked_s, self.corrupt, self.positions)
         told, self._told = self._told, seen
         # Never negative: the server adds these up into counters, and a counter must not fall.
-        return say.Report(
-            max(0.0, seen[0] - told[0]),
-            max(0.0, seen[1] - told[1]),
-            seen[2] - told[2],
-            seen[3] - told[3],
+        waited, checked = (
+            max(0.0, now - then) for now, then in zip(seen[:2], told[:2], strict=True)
         )
+        return say.Report(waited, checked, seen[2] - told[2], seen[3] - told[3])
 
 
 class ClientLease:
