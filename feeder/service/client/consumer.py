@@ -50,10 +50,10 @@ class Consumer(EpochReader, Closing):
     another thread is in it. Positions may be asked for by any thread. When its server goes away it
     looks for one again, at each of its addresses, and goes on where it was. Arrays may be kept for
     as long as they are wanted: a consumer that keeps more batches than there are slots for is given
-    private copies. `iter` raises `ConfigError` where all batches have been handed out already.
+    private copies. `iter` raises `ConfigError` if all batches have been handed out already.
 
     The thread that reads owns the batches at hand and the position. It shares the inbox with the
-    I/O thread, which owns all else. An interrupt (Ctrl-C) in any method loses no batch.
+    I/O thread, which owns the rest. An interrupt (Ctrl-C) in any method loses no batch.
     """
 
     def __init__(self, loop: ClientLoop) -> None:
@@ -180,7 +180,7 @@ class Consumer(EpochReader, Closing):
         """Return how many batches the whole stream has on this queue, as if no record were left
         out.
 
-        Raises `TypeError` where the server cannot know it: it does for sources with a number of
+        Raises `TypeError` if the server cannot know it: it does for sources with a number of
         epochs.
         """
         length = self._lease.opened.length
@@ -247,7 +247,7 @@ class Consumer(EpochReader, Closing):
     def snapshot(self) -> Snapshot:
         """Return the position with its leftover rows, as the server has them.
 
-        Raises `RemoteError` where there is no server, or where it does not know the rows, as just
+        Raises `RemoteError` if there is no server, or if it does not know the rows, as just
         after it was found again (`state_dict` always works). Raises `ClosedError` after `close`.
         """
         self._check_usable()

@@ -85,7 +85,7 @@ class ClientLoop:
         """Have something done by the I/O thread. From any thread, also from a finaliser."""
         self._tasks.append(what)
         self.waker.wake()
-        # The thread may have ended between its last look and this: then nobody else would do it,
+        # The thread may have ended between its last look and this: then nobody would do it,
         # and whoever asked would wait for ever.
         if self._ending is not None:
             self._run_last_tasks(self._ending)

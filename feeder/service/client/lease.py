@@ -116,7 +116,7 @@ class ClientLease:
         self._stats = stats
         self._landing = landing
         # What the user writes into is a copy. To map the slot privately instead, so that a write
-        # copies a page, takes five to ten times as long where all is written, and never less.
+        # copies a page, takes five to ten times as long if all is written, and never less.
         self._copies = landing is None and (options.writable or opened.writable)
         self._frames = FrameSlots(1)
         self._arenas: dict[int, MappedArena] = {}
@@ -284,7 +284,7 @@ class ClientLease:
         is_in_parts = len(memories) > 1 and self._mode == "sampled"
         may_view = self._landing is None and not self._copies
         if may_view and num_bytes >= _LARGE_BYTES and not is_in_parts:
-            # None where a column is cut in two by the end of a frame.
+            # None if a column is cut in two by the end of a frame.
             arrays = view(memories, whole, rows, group.length)
             if arrays is not None:
                 self._check(memories, group, 0)

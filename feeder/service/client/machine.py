@@ -694,7 +694,7 @@ class Failover:
         """When the present turn is given up."""
         self._refused_by: set[int] = set()
         self.refusal: AuthError | None = None
-        """The last refusal of this client since the last reset; None where there was none."""
+        """The last refusal of this client since the last reset; None if there was none."""
 
     def next_address(self, now: float) -> str:
         """Begin a turn; returns the address to try."""
@@ -708,7 +708,7 @@ class Failover:
         return address
 
     def note_reached(self, at: float | None) -> None:
-        """Prolong the turn: somebody has listened there since `at`; None where nobody is known."""
+        """Prolong the turn: somebody has listened there since `at`; None if nobody is known."""
         if at is not None and self.turn_ends_at < math.inf:
             # Bounded before the power: after days without a server it would overflow a float.
             round_ = min(16, (self._num_since - 1) // len(self._addresses))
@@ -722,7 +722,7 @@ class Failover:
     def note_refusal(self, why: AuthError) -> bool:
         """Note that the address refuses this client; returns whether all of them have.
 
-        One refusal alone proves nothing where there are several addresses: a forwarder with nobody
+        One refusal alone proves nothing if there are several addresses: a forwarder with nobody
         behind it ends the handshake in the same way.
         """
         self.refusal = why
@@ -732,7 +732,7 @@ class Failover:
     def patience_s(self, lease_s: float) -> float:
         """Return how long to stay with a server that lacks other consumers.
 
-        They may be at another address. Infinite where there is but one. Each consumer adds a random
+        They may be at another address. Infinite if there is but one. Each consumer adds a random
         part, so that two which wait for each other do not change places at once, for ever.
         """
         if len(self._addresses) == 1:
