@@ -301,16 +301,15 @@ class ClientMachine:
         return self._protocol.state not in ("idle", "lost")
 
     def trouble(
-        self, error: Any, at: Moment, *, reached_at: float | None, is_server: bool
+        self, error: FeedError | None, at: Moment, *, reached_at: float | None, is_server: bool
     ) -> Instructions:
         """The connection has ended, or something was heard of it.
 
         `reached_at`: since when somebody listens there. `is_server`: whether that is a server.
         """
-        self._failover.note_reached(reached_at)
-        # A server that gave the queue once knows this client: a later refusal is a passing one.
-        is_refused = isinstance(error, AuthError) and not self._is_known
-        if is_refused and self._failover.note_refusal(error):
+        failover, is_known = self._failover, self._is_known
+        failover.note_reached(reached_at)
+        if isinstance(error, AuthError) and not is_known and failover.note_refusal(error):
             return self._fail(error)
         return [] if error is None else self._lose(str(error), at, is_server=is_server)
 
