@@ -52,7 +52,7 @@ SERVED = [
     "feeder/service/net/connection.py",
     "feeder/waking.py",
     "feeder/service/client/io_loop.py",
-    "feeder/service/client/session.py",
+    "feeder/service/client/machine.py",
     "feeder/service/client/remote.py",
     "feeder/service/client/lease.py",
     "feeder/service/memory/mapping.py",

@@ -161,7 +161,7 @@ def waiting(job: Job) -> str:
     for rank in job.ranks:
         if not rank.is_done:
             process = rank.process
-            what = "has no process" if process is None else process.loop._session.describe_wait()
+            what = "has no process" if process is None else process.loop.machine.describe_wait()
             told.append(f"trainer {rank.name} is not done: {what}")
     return "; ".join(told)
 
