@@ -8,16 +8,19 @@ lie there. Nothing is read, whether the step is past or to come.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from feeder.config import FeedConfig
 from feeder.errors import ConfigError
-from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.reading import Record
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.spec import StreamSpec
 
-Rows = tuple[tuple[Record, ...], ...]
+if TYPE_CHECKING:
+    # A feed of a function needs no source.
+    from feeder.workers.sources.source import Source
+    from feeder.workers.sources.stores.reading import Record
+
+Rows: TypeAlias = "tuple[tuple[Record, ...], ...]"
 """The records of each row of a batch."""
 
 
@@ -40,8 +43,9 @@ def records_of(config: FeedConfig, step: int) -> Rows:
 
 def _why_unknown(config: FeedConfig) -> str:
     """Why the records of a batch do not follow from its number; empty if they do."""
-    stream, source = config.stream, config.stream.fetch
-    if not isinstance(source, Source):
+    stream = config.stream
+    source: Any = stream.fetch
+    if not hasattr(source, "records_of"):
         return "rows of a fetch function are its own, and those of sources alone have numbers"
     traits = source.traits
     if traits.may_skip or traits.walks or traits.one_per_call:
