@@ -24,8 +24,8 @@ def main() -> None:
     while True:
         number = draw.randrange(40)
         data = data_of(number)
-        found = folder.read(key_of(number), 0, len(data))
-        assert found in (None, data), "a block holds other bytes"
+        block = folder.open(key_of(number))
+        assert block is None or block.read(0, len(data)) == data, "a block holds other bytes"
         outcome = folder.claim(key_of(number), len(data), f"b{number}", time.time() - draw.random())
         if isinstance(outcome, Claim):
             outcome.write(data)

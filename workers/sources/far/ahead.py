@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+from feeder.workers.errors import FeedError
 from feeder.workers.sources.far.blocks import Blocks
 from feeder.workers.sources.far.paths import FarPath
 from feeder.workers.stream.batch import Call
@@ -84,6 +85,9 @@ class Ahead:
     def _number(self, call: Call, touched: Touched) -> int | None:
         """The step of a call; more steps are foreseen. None if what it reads is not known."""
         key, of = (call.epoch, call.index), (call.seed, call.batch_size)
+        if not all(blocks.knows(self._reader) for blocks in self._blocks):
+            # It stood still for so long that it was forgotten.
+            self._begin(key)
         if of != self._of or key not in self._numbers:
             self._of = of
             if key != self._next or not self._foreseen:
@@ -94,7 +98,10 @@ class Ahead:
                 break
             if not self._foresee_one(call, touched):
                 break
-        for old in [k for k, n in self._numbers.items() if n < self._entered - _LATE_STEPS]:
+        while self._numbers and (old := next(iter(self._numbers))) != key:
+            # They are in the order of their steps.
+            if self._numbers[old] >= self._entered - _LATE_STEPS:
+                break
             del self._numbers[old]
         return self._numbers.get(key)
 
@@ -108,6 +115,9 @@ class Ahead:
         except StopIteration:
             self._next = epoch + 1, 0
             return index > 0
+        except (FeedError, OSError, ValueError):
+            # What is defective is told when it is read.
+            return False
         by_blocks: dict[Blocks, list[tuple[FarPath, int, int]]] = {}
         for touch in touches:
             by_blocks.setdefault(touch[0].blocks, []).append(touch)

@@ -29,7 +29,15 @@ import xxhash
 
 from feeder.workers.errors import StorageError
 from feeder.workers.forks import call_in_child
-from feeder.workers.sources.far.folder import INDEXES, NEVER, Claim, Folder, Outcome, room_of
+from feeder.workers.sources.far.folder import (
+    INDEXES,
+    NEVER,
+    Claim,
+    Folder,
+    OpenBlock,
+    Outcome,
+    room_of,
+)
 from feeder.workers.sources.far.foresight import FOREVER, Foresight
 from feeder.workers.sources.far.objects import RETRY_S, Counts, Known, Objects
 
@@ -50,6 +58,10 @@ _AHEAD_BYTES = 64 * BLOCK_BYTES
 
 _MEMORY_BYTES = 256 * BLOCK_BYTES
 """The room of a cache that is in memory, and of one whose disk fails."""
+
+_OPEN_BLOCKS = 64
+"""So many blocks on the disk are held open."""
+# To open one takes 8 us, to read 4 kB of it 2 us (2026-11-28).
 
 _RANK_S = 1.0
 """The table is told at most once in so many seconds when blocks are used next."""
@@ -123,6 +135,8 @@ class Blocks:
         self._coming: dict[int, Future[bytes | None]] = {}
         self._memory: OrderedDict[int, bytes] = OrderedDict()
         self._memory_bytes = 0
+        # Of the blocks on the disk those that were opened last.
+        self._open: OrderedDict[int, OpenBlock] = OrderedDict()
         self._active = 0
         self._dues: dict[int, float] = {}
         self._told_dues = self._began = time.monotonic()
@@ -141,6 +155,8 @@ class Blocks:
             self._idle.wait_for(lambda: not self._active, _WAIT_S)
         if self._folder is not None:
             self._folder.close()
+        with self._lock:
+            self._open.clear()
 
     def stats(self) -> dict[str, int]:
         """Figures of this process, as `Cache` tells them."""
@@ -237,6 +253,9 @@ class Blocks:
 
     def _part(self, one: _Object, number: int, start: int, stop: int) -> bytes:
         has_waited = False
+        if (block := self._open.get(number)) is not None:
+            self._count(has_waited)
+            return block.read(start, stop)
         while True:
             with self._lock:
                 data = self._memory.get(number)
@@ -270,10 +289,17 @@ class Blocks:
         if self._folder is None:
             return None
         try:
-            return self._folder.read(one.key(number), start, stop)
+            block = self._folder.open(one.key(number))
         except OSError as error:
             self._degrade(error)
             return None
+        if block is None:
+            return None
+        with self._lock:
+            self._open[number] = block
+            if len(self._open) > _OPEN_BLOCKS:
+                self._open.popitem(last=False)
+        return block.read(start, stop)
 
     # ---- what is read in advance
 
@@ -303,6 +329,11 @@ class Blocks:
         self._pump()
         self._tell_dues(at_once=False)
 
+    def knows(self, reader: Hashable) -> bool:
+        """Whether steps of a reader are foreseen."""
+        with self._lock:
+            return self._foresight.knows(reader)
+
     def forget(self, reader: Hashable) -> None:
         """A reader will use nothing more."""
         with self._lock:
@@ -324,6 +355,7 @@ class Blocks:
         for number in told.let_go:
             self._pending.pop(number, None)
             self._drop_from_memory(number)
+            self._open.pop(number, None)
             self._dues[number] = NEVER
         for number in told.bring:
             self._pending[number] = None

@@ -85,6 +85,20 @@ class Entry(NamedTuple):
     due: float
 
 
+class OpenBlock:
+    """A block that is there, open; it is closed when nobody has it any more. Any thread."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes of the block."""
+        return os.pread(self._file, stop - start, _HEAD.size + start)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+
 class Claim:
     """Room for one block, and the file that it is written to. Owner: the thread that brings it."""
 
@@ -139,21 +153,19 @@ class Folder:
 
     # ---- reading
 
-    def read(self, key: str, start: int, stop: int) -> bytes | None:
-        """Bytes of a block; None if it is not there, or was damaged and is gone now."""
+    def open(self, key: str) -> OpenBlock | None:
+        """A block; None if it is not there, or was damaged and is gone now."""
         try:
             file = os.open(self.path_of(key), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        try:
-            if key not in self._compared:
-                if not _is_whole(file, key):
-                    self.remove([key])
-                    return None
-                self._compared.add(key)
-            return os.pread(file, stop - start, _HEAD.size + start)
-        finally:
-            os.close(file)
+        block = OpenBlock(file)
+        if key not in self._compared:
+            if not _is_whole(file, key):
+                self.remove([key])
+                return None
+            self._compared.add(key)
+        return block
 
     def has(self, key: str) -> bool:
         """Whether a block is there."""

@@ -28,6 +28,10 @@ from itertools import count
 
 FOREVER = float("inf")
 
+_LATE_USES = 1 << 14
+"""A reader is closed that is so many uses later than it was thought to be."""
+# As one that was stopped, or that evaluates once in an hour. It begins anew (2026-11-28).
+
 
 @dataclass(slots=True, eq=False)
 class _Block:
@@ -181,6 +185,19 @@ class Foresight:
         while found.steps and found.steps[0].is_over:
             found.steps.popleft()
             found.first += 1
+        self._close_late()
+
+    def _close_late(self) -> None:
+        """Close readers that stand still: what they will use must not be kept for ever."""
+        late = [
+            reader
+            for reader, found in self._readers.items()
+            if found.steps
+            and found.steps[0].times
+            and found.steps[0].times[0] + _LATE_USES < self.used
+        ]
+        for reader in late:
+            self.close(reader)
 
     def lost(self, number: int) -> None:
         """A block that was brought or kept is not there. It is brought again if it is used."""
@@ -245,6 +262,10 @@ class Foresight:
             return FOREVER
         return 0.0 if block.pins else block.next_use - self.used
 
+    def knows(self, reader: Hashable) -> bool:
+        """Whether a reader is there: it has foreseen steps, and was not closed."""
+        return reader in self._readers
+
     def foreseen(self, reader: Hashable) -> int:
         """How many uses of a reader are known that the machine has not seen end."""
         found = self._readers.get(reader)
@@ -263,7 +284,8 @@ class Foresight:
 
     def _may_go_through(self, found: _Reader, step: _Step) -> bool:
         size = sum(block.size for block in step.blocks if not block.is_kept)
-        if not size:
+        if not size or not (found.ahead or self._loose):
+            # One step may need more than there is for all that is ahead.
             return True
         # A reader that stands still leaves the others their parts.
         part = self._ahead // len(self._readers)

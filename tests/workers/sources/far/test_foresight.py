@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeder.workers.sources.far import foresight
 from feeder.workers.sources.far.foresight import FOREVER, Foresight
 
 SIZE = 10
@@ -206,6 +207,28 @@ def test_a_block_that_is_lost_is_brought_again() -> None:
     driver.use("a", 1, [(2, SIZE)])
     driver.use("a", 2, [(1, SIZE)])
     assert driver.brought == 3
+
+
+def test_a_reader_that_stands_still_does_not_keep_its_blocks_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(foresight, "_LATE_USES", 50)
+    driver = Driver(8 * SIZE, 2 * SIZE)
+    for block in (0, 1, 2, 3, 0, 1, 2, 3):
+        driver.foresee("still", [(block, SIZE)])
+    for i in range(4):
+        driver.use("still", i, [(i, SIZE)])
+    for i in range(120):
+        driver.foresee("goes on", [(10 + i % 6, SIZE)])
+    for i in range(100):
+        driver.use("goes on", i, [(10 + i % 6, SIZE)])
+    assert not driver.machine.knows("still")
+    assert driver.there.keys() == {10, 11, 12, 13, 14, 15}
+    # What comes late does nothing.
+    driver.machine.enter("still", 4)
+    driver.machine.leave("still", 4)
+    driver.foresee("still", [(0, SIZE)])
+    driver.use("still", 0, [(0, SIZE)])
 
 
 def test_several_readers_share_the_room_as_if_they_were_one() -> None:
