@@ -28,8 +28,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         action = actions.add_parser(name, help=line, description=line)
         action.add_argument("folder", metavar="DIR", help="the folder of the cache")
         if name == "prune":
-            action.add_argument("--to", metavar="BYTES", type=count(0), default=0,
-                                help="how many bytes stay (default: 0)")  # fmt: skip
+            action.add_argument("--to", metavar="BYTES", type=count(0), required=True,
+                                help="how many bytes stay at most")  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> int:

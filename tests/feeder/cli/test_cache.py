@@ -40,7 +40,7 @@ def test_what_is_needed_last_goes_first(path: str, capsys: pytest.CaptureFixture
     told = capsys.readouterr().out
     assert "removed 1 blocks" in told
     assert "s3://b/x: 1 blocks" in told
-    assert main(["cache", "prune", path]) == 0
+    assert main(["cache", "prune", path, "--to", "0"]) == 0
     assert "removed 2 blocks" in capsys.readouterr().out
 
 
@@ -56,6 +56,6 @@ def test_what_is_damaged_is_named_and_goes(path: str, capsys: pytest.CaptureFixt
 
 def test_other_folders_are_let_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
-    assert main(["cache", "prune", str(tmp_path)]) == 2
+    assert main(["cache", "prune", str(tmp_path), "--to", "0"]) == 2
     assert "is no cache of feeder's" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -39,7 +39,7 @@ from feeder.workers.sources.far.folder import (
     room_of,
 )
 from feeder.workers.sources.far.foresight import FOREVER, Foresight
-from feeder.workers.sources.far.objects import RETRY_S, Counts, Known, Objects
+from feeder.workers.sources.far.objects import ENDING, RETRY_S, Counts, Known, Objects
 
 BLOCK_BYTES = 1 << 20
 """Bytes of a block."""
@@ -550,5 +550,6 @@ def blocks_of_this_process(path: str, max_bytes: int) -> Blocks:
 @atexit.register
 def _close_at_exit() -> None:
     # No thread may be in a request when the interpreter goes.
+    ENDING.set()
     for blocks in [*_every]:
         blocks.close()

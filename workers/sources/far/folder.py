@@ -183,9 +183,9 @@ class Folder:
                 return found
             if not self._make_room(table, size, due):
                 return Outcome.FULL
-            os.makedirs(os.path.dirname(self.path_of(key)), exist_ok=True)
+            os.makedirs(os.path.dirname(self.path_of(key)), 0o700, exist_ok=True)
             partial = f"{self.path_of(key)}.{secrets.token_hex(8)}.partial"
-            file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 # Before anybody can find the row.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -314,7 +314,8 @@ class Folder:
         marker = os.path.join(self.path, _MARKER)
         if os.path.exists(marker):
             return
-        os.makedirs(self.path, exist_ok=True)
+        # As private as the objects may be.
+        os.makedirs(self.path, 0o700, exist_ok=True)
         if not all(
             name.startswith((_MARKER, _TABLE, _BLOCKS, INDEXES)) for name in os.listdir(self.path)
         ):
@@ -390,7 +391,10 @@ class Folder:
         with suppress(FileNotFoundError):
             try:
                 self.entries()
-            except OSError:
+            except OSError as error:
+                # Not if others hold it: with two tables there would be two bounds.
+                if type(error.__cause__) is not sqlite3.DatabaseError:
+                    raise
                 self.close()
                 os.unlink(os.path.join(self.path, _TABLE))
         names, damaged, whole = {entry.key: entry.name for entry in self.entries()}, [], 0

@@ -41,6 +41,8 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _SLOWER = (429, 503)
 _STATUS = re.compile(r"status code: (\d{3})")
 _T = TypeVar("_T")
+ENDING = Event()
+"""Set when the interpreter ends: no request is made again."""
 # Draws of its own: the user's generators are not touched.
 _draw = random.SystemRandom().uniform
 
@@ -188,7 +190,8 @@ class Objects:
                     ) from error
             with self._lock:
                 self._counts.retries += 1
-            Event().wait(_draw(0, pause_s))
+            if ENDING.wait(_draw(0, pause_s)):
+                raise StorageError(f"{url!r} is not read: the process ends")
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
     def _look_again(self, known: Known | None) -> None:
@@ -220,7 +223,7 @@ class Objects:
         with self._lock:
             left = self._held_until - time.monotonic()
         if left > 0:
-            Event().wait(left)
+            ENDING.wait(left)
 
     # ---- connections
 

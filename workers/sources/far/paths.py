@@ -63,6 +63,10 @@ class FarPath(str):
         stop = min(num_bytes, self.known.size)
         return self.objects.read(self.known, 0, stop) if stop else b""
 
+    def file(self) -> FarFile:
+        """The object as a file, for a library that reads parts of it."""
+        return FarFile(self, to_end=False)
+
     @contextmanager
     def opened(self, *, to_end: bool) -> Iterator[IO[bytes]]:
         """The object as a file; `to_end` if all of it will be read."""

@@ -190,3 +190,25 @@ def test_a_cache_that_is_unpickled_is_one_in_each_process(tmp_path: Path) -> Non
         assert copies[0]._blocks is copies[1]._blocks
         assert (copies[0].path, copies[0].max_bytes) == (cache.path, cache.max_bytes)
         copies[0].close()
+
+
+@pytest.mark.process
+def test_a_forked_child_reads_blocks_that_are_there_and_is_told_of_others(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    assert cache.read(one, 0, 10) == data[:10]
+    # Whatever other threads hold is theirs.
+    with cache._lock:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                assert cache.read(one, 5, 10) == data[5:10]
+                with pytest.raises(feeder.ForkedError, match="spawn"):
+                    cache.read(one, 5 * BLOCK, 6 * BLOCK)
+                status = 0
+            finally:
+                os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cache.read(one, 5 * BLOCK, 6 * BLOCK) == data[5 * BLOCK : 6 * BLOCK]

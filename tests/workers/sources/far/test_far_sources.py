@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import feeder
 from far_server import FarServer, far_server
@@ -74,6 +76,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "tfrecord").mkdir()
     records = [example({"i": ints(i), "sq": ints(i, i * i)}) for i in range(NUM)]
     write_tfrecord(root / "tfrecord" / "x.tfrecord", records, is_sealed=True)
+    rows = {"i": [*range(NUM)], "x": [[i, i + 0.5] for i in range(NUM)], "unused": ["?"] * NUM}
+    for half, part in ((0, slice(0, 50)), (1, slice(50, NUM))):
+        table = pyarrow.table({name: pyarrow.array(values[part]) for name, values in rows.items()})
+        table = table.set_column(1, "x", table["x"].cast(pyarrow.list_(pyarrow.float64(), 2)))
+        folder = root / "parquet" / f"half={half}"
+        folder.mkdir(parents=True)
+        pyarrow.parquet.write_table(table, folder / "x.parquet", row_group_size=12)
+    for i in range(24):
+        folder = root / "images" / "cab"[i % 3] / ("deep/er" if i % 5 == 0 else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6), (i, 2 * i, 255 - i)).save(folder / f"{i}.png")
+        (folder / "notes.txt").write_text("no image")
     return root
 
 
@@ -102,6 +116,7 @@ Make = Callable[..., sources.Source]
 COLUMNS = {
     "tokens": ["x"], "mds": ["i", "length", "first"], "jsonl": ["i", "t"],
     "webdataset": ["npy", "cls"], "webdataset, origin": ["cls", "__key__"], "tfrecord": ["i", "sq"],
+    "parquet": ["i", "x", "half"], "images": ["image", "label"], "images, dali": ["image", "label"],
 }  # fmt: skip
 KINDS: dict[str, Make] = {
     "tokens": lambda root, **far: sources.tokens(f"{root}/tokens/", 5, "uint16", stride=4, **far),
@@ -115,6 +130,13 @@ KINDS: dict[str, Make] = {
     "webdataset, origin": lambda root, **far: sources.webdataset(
         f"{root}/tar/*.tar", ["cls", "__key__"], **far
     ),
+    "parquet": lambda root, **far: sources.parquet(
+        f"{root}/parquet/**/*.parquet", ["i", "x", "half"], row_group_cache=2, **far
+    ),
+    "images": lambda root, **far: sources.image_folder(f"{root}/images", **far),
+    "images, dali": lambda root, **far: sources.image_folder(
+        f"{root}/images", order="dali", random_shuffle=True, initial_fill=7, **far
+    ),
     "tfrecord": lambda root, **far: sources.tfrecord(
         f"{root}/tfrecord/x.tfrecord", verify=True, **far
     ),
@@ -125,9 +147,9 @@ CHANGES: dict[str, Change] = {
     "in order": lambda source: source,
     "shuffled": lambda source: source.shuffle(),
     "windows": lambda source: source.shuffle(window=16),
-    "part": lambda source: source.shuffle(3).skip(7).take(40).repeat(2),
+    "part": lambda source: source.shuffle(3).skip(7).take(12).repeat(2),
     "shard": lambda source: source.shuffle().shard(1, 3),
-    "joined": lambda source: source.take(60).concat(source.skip(50)).shuffle(),
+    "joined": lambda source: source.take(20).concat(source.skip(5)).shuffle(),
 }
 
 
@@ -209,7 +231,9 @@ def caches() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.mark.parametrize("kind", ["tokens", "mds", "jsonl", "webdataset", "tfrecord"])
+@pytest.mark.parametrize(
+    "kind", ["tokens", "mds", "jsonl", "webdataset", "tfrecord", "parquet", "images"]
+)
 def test_an_object_that_has_changed_is_named_at_a_resume_and_at_reading(
     changing: FarServer, tmp_path: Path, files: Path, kind: str, caches: ExitStack
 ) -> None:
@@ -221,16 +245,18 @@ def test_an_object_that_has_changed_is_named_at_a_resume_and_at_reading(
     first = source("c")
     folder = {"webdataset": "tar"}.get(kind, kind)
     named = [path for path in changing.objects if path.startswith(f"bucket/{folder}/")]
-    path = max(path for path in named if not path.endswith("index.json"))
+    path = max(path for path in named if not path.endswith(("index.json", ".txt")))
     # One byte of the content, and nothing else.
     data = bytearray(changing.objects[path])
-    data[-1 if kind != "webdataset" else 600] ^= 1
+    data[{"webdataset": 600, "images": 40, "parquet": 40}.get(kind, -1)] ^= 1
     changing.objects[path] = bytes(data)
-    with pytest.raises(ResumeError, match=path.rpartition("/")[2]):
+    with pytest.raises(
+        ResumeError, match="objects" if kind == "images" else path.rpartition("/")[2]
+    ):
         make(kind, source("b"), 4, 1, state)
-    # A source that was made before does not mix old and new bytes. If it has read all of them for
-    # its index, they are those of then.
-    if kind in ("jsonl", "tfrecord"):
+    # A source that was made before does not mix old and new bytes. If it has read all of it
+    # before, for its index or its footer, the rows are those of then.
+    if kind in ("jsonl", "tfrecord", "parquet"):
         assert read(make(kind, first, 4, 1))[0] == read(make(kind, KINDS[kind](files), 4, 1))[0]
         return
     with pytest.raises(feeder.FetchError) as caught:

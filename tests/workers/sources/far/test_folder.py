@@ -15,6 +15,7 @@ import pytest
 
 from far_child import data_of, key_of
 from feeder.errors import ConfigError
+from feeder.workers.sources.far import folder as module
 from feeder.workers.sources.far.folder import NEVER, Claim, Folder, Outcome
 from project import ROOT, TESTS
 
@@ -170,6 +171,24 @@ def test_a_table_that_is_lost_or_damaged_is_made_of_the_files(folder: Folder) ->
         folder.entries()
     assert folder.verify() == (4, [])
     assert len(there(folder)) == 4
+
+
+def test_a_table_that_others_hold_is_let_be(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, 1)
+    monkeypatch.setattr(module, "_LOCKED_S", 0.01)
+    other = Folder(folder.path, folder.max_bytes)
+    with folder._changing(), pytest.raises(OSError, match="locked"):
+        other.verify()
+    assert other.verify() == (1, [])
+    other.close()
+
+
+def test_blocks_are_for_their_owner_alone(folder: Folder) -> None:
+    put(folder, 1)
+    for path in (Path(folder.path), *Path(folder.path, "blocks").rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0 or path.name == "blocks"
 
 
 def test_verify_names_what_is_damaged(folder: Folder) -> None:
