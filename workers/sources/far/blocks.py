@@ -56,6 +56,9 @@ _REQUESTS = 16
 _AHEAD_BYTES = 64 * BLOCK_BYTES
 """So many bytes are brought before they are used, and at most a quarter of the room."""
 
+_FIRST_STEPS = 4
+"""A reader begins with so many steps: threads make the first calls in any order."""
+
 _MEMORY_BYTES = 256 * BLOCK_BYTES
 """The room of a cache that is in memory, and of one whose disk fails."""
 
@@ -132,6 +135,11 @@ class Blocks:
         self._closed = Event()
         self._foresight = Foresight(self._room, min(_AHEAD_BYTES, self._room // 4))
         self._pending: OrderedDict[int, None] = OrderedDict()
+        # Those of them that a step which has begun uses.
+        self._urgent: set[int] = set()
+        # Those that a reader begins with. While they come nothing is asked for in advance, since it
+        # would share the way.
+        self._first: set[int] = set()
         self._coming: dict[int, Future[bytes | None]] = {}
         self._memory: OrderedDict[int, bytes] = OrderedDict()
         self._memory_bytes = 0
@@ -152,6 +160,8 @@ class Blocks:
         self._closed.set()
         with self._idle:
             self._pending.clear()
+            self._urgent.clear()
+            self._first.clear()
             self._idle.wait_for(lambda: not self._active, _WAIT_S)
         if self._folder is not None:
             self._folder.close()
@@ -243,7 +253,7 @@ class Blocks:
             mine = [n for n in missing if n not in self._coming and n not in self._memory]
             for number in mine:
                 self._coming[number] = Future()
-                self._pending.pop(number, None)
+                self._no_longer_wanted(number)
         return mine
 
     def _is_there(self, one: _Object, number: int) -> bool:
@@ -319,6 +329,12 @@ class Blocks:
         """A step of a reader begins."""
         with self._lock:
             self._foresight.enter(reader, step)
+            self._obey()
+            urgent = [n for n in self._foresight.blocks_of(reader, step) if n in self._pending]
+            self._urgent.update(urgent)
+            self._first.update(urgent if step < _FIRST_STEPS else ())
+            for number in reversed(urgent):
+                self._pending.move_to_end(number, last=False)
         self._pump()
 
     def leave(self, reader: Hashable, steps: Iterable[int]) -> None:
@@ -353,18 +369,24 @@ class Blocks:
         """Under the lock: take what is wanted and what is not."""
         told = self._foresight.instructions()
         for number in told.let_go:
-            self._pending.pop(number, None)
+            self._no_longer_wanted(number)
+            self._first.discard(number)
             self._drop_from_memory(number)
             self._open.pop(number, None)
             self._dues[number] = NEVER
         for number in told.bring:
             self._pending[number] = None
 
+    def _no_longer_wanted(self, number: int) -> None:
+        self._pending.pop(number, None)
+        self._urgent.discard(number)
+
     def _pump(self) -> None:
         """Start threads for what is wanted, as many as there may be."""
         with self._lock:
             self._obey()
-            num = min(_REQUESTS - self._active, len(self._pending))
+            wanted = self._urgent if self._first else self._pending
+            num = min(_REQUESTS - self._active, len(wanted))
             num = 0 if self._closed.is_set() else num
             self._active += num
         for _ in range(num):
@@ -378,27 +400,43 @@ class Blocks:
             except Exception:
                 # Whoever needs a block of these brings it, and is told.
                 logger.debug("a block cannot be brought in advance", exc_info=True)
+            self._pump()
 
     def _next_run(self) -> list[int]:
         """Blocks that lie together and are wanted, the most urgent one among them; none, and the
         thread is at its end."""
         while True:
             with self._lock:
-                if not self._pending or self._closed.is_set():
+                waits = not self._urgent if self._first else not self._pending
+                if waits or self._closed.is_set():
                     self._active -= 1
                     self._idle.notify_all()
                     return []
-                first, _ = self._pending.popitem(last=False)
-                one, run = self._object(first), [first]
-                while (
-                    len(run) < _RUN_BLOCKS
-                    and (after := run[-1] + 1) in self._pending
-                    and after < one.first + one.num_blocks
-                ):
-                    del self._pending[after]
-                    run.append(after)
-            if mine := self._begin_missing(one, run):
+                first = next(iter(self._pending))
+                one = self._object(first)
+                run = self._run_around(one, first)
+                for number in run:
+                    del self._pending[number]
+                self._urgent.difference_update(run)
+            mine = self._begin_missing(one, run)
+            with self._lock:
+                # Others are there already.
+                self._first.difference_update(n for n in run if n not in self._coming)
+            if mine:
                 return mine
+
+    def _run_around(self, one: _Object, first: int) -> list[int]:
+        """Under the lock: wanted blocks that lie together with one of them. Runs begin at multiples
+        of their length, so that few are cut. What somebody waits for does not wait for others."""
+        start = first - (first - one.first) % _RUN_BLOCKS
+        wanted = self._urgent if first in self._urgent else self._pending
+        run = [first]
+        while (before := run[0] - 1) >= start and before in wanted:
+            run.insert(0, before)
+        stop = min(start + _RUN_BLOCKS, one.first + one.num_blocks)
+        while (after := run[-1] + 1) < stop and after in wanted:
+            run.append(after)
+        return run
 
     # ---- bringing
 
@@ -472,6 +510,7 @@ class Blocks:
     def _arrived(self, number: int, data: bytes | None) -> None:
         with self._lock:
             future = self._coming.pop(number)
+            self._first.discard(number)
         future.set_result(data)
 
     def _failed(self, numbers: Iterable[int], error: BaseException) -> None:
@@ -479,6 +518,7 @@ class Blocks:
             error = StorageError("reading was interrupted")
         with self._lock:
             futures = [self._coming.pop(number) for number in numbers]
+            self._first.difference_update(numbers)
             for number in numbers:
                 self._foresight.lost(number)
         for future in futures:

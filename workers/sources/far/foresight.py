@@ -266,6 +266,13 @@ class Foresight:
         """Whether a reader is there: it has foreseen steps, and was not closed."""
         return reader in self._readers
 
+    def blocks_of(self, reader: Hashable, number: int) -> list[int]:
+        """The blocks of a step that is not over; none of others."""
+        found = self._readers.get(reader)
+        if found is None or not 0 <= number - found.first < len(found.steps):
+            return []
+        return [block.number for block in found.steps[number - found.first].blocks]
+
     def foreseen(self, reader: Hashable) -> int:
         """How many uses of a reader are known that the machine has not seen end."""
         found = self._readers.get(reader)

@@ -71,9 +71,9 @@ def test_what_is_foreseen_is_brought_in_few_requests_before_it_is_read(
         assert cache.read(one, part.start, part.stop) == data[part]
         cache.leave("me", [number])
     cache.close()
-    # 8 KiB of room for each; a quarter of the room is 8 blocks ahead.
+    # 8 KiB of room for each; a quarter of the room is 8 blocks ahead. The first come one by one.
     assert cache.stats()["bytes"] == BLOCK * NUM_BLOCKS // 2
-    assert len(far.asked) <= 8
+    assert len(far.asked) <= 10
 
 
 def test_several_readers_of_a_block_make_one_request(

@@ -101,6 +101,7 @@ def store(warm: None, files: Path) -> Iterator[FarServer]:
         patch.setattr(blocks_module, "_AHEAD_BYTES", 8 * 4096)
         patch.setattr(objects_module, "_FIRST_PAUSE_S", 0.001)
         patch.setattr(objects_module, "_SLOW_PAUSE_S", 0.002)
+        patch.setattr(objects_module, "_MOST_PAUSE_S", 0.004)
         upload(far, files)
         yield far
 
@@ -187,8 +188,8 @@ def test_far_is_near(
         st.lists(st.sampled_from(["", "", "", "500", "cut", "shifted", "503"]), max_size=6)
     )
     folder, url = tmp_path_factory.mktemp("caches"), "s3://bucket"
-    # Of every request of an example, in turn; never all of them.
-    store.fault = lambda number, path, span: [*faults, ""][number % (len(faults) + 1)]
+    # Of the requests of an example, in turn.
+    store.fault = lambda number, path, span: [*faults, *[""] * 9][number % (len(faults) + 9)]
 
     def far_source(name: str) -> tuple[feeder.Cache, sources.Source]:
         cache = feeder.Cache(folder / name, blocks * 4096)
