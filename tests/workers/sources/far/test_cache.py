@@ -212,3 +212,21 @@ def test_a_forked_child_reads_blocks_that_are_there_and_is_told_of_others(
                 os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert cache.read(one, 5 * BLOCK, 6 * BLOCK) == data[5 * BLOCK : 6 * BLOCK]
+
+
+def test_what_a_reader_waits_for_is_asked_for_first(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    for number in (0, 1, 2, 3):
+        cache.foresee("a", [(one, number * BLOCK, (number + 1) * BLOCK)])
+    cache.foresee("b", [(one, 35 * BLOCK, 36 * BLOCK)])
+    cache.enter("b", 0)
+    assert cache.read(one, 35 * BLOCK, 36 * BLOCK) == data[35 * BLOCK : 36 * BLOCK]
+    cache.leave("b", [0])
+    cache.enter("a", 0)
+    assert cache.read(one, 0, BLOCK) == data[:BLOCK]
+    cache.close()
+    spans = [span for _, span in far.asked]
+    assert spans[0] == (35 * BLOCK, 36 * BLOCK)
+    assert sorted(spans)[-1] == spans[0]

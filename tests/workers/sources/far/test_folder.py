@@ -112,6 +112,12 @@ def test_a_writer_that_is_gone_has_no_room(folder: Folder) -> None:
     assert put(other, 2) is None
     assert put(other, 1) is None
     assert len(list(Path(folder.path).glob("blocks/??/*"))) == 2
+    # Another one of the same block, with room for both.
+    claim = other.claim(key_of(3), 1000, "", 1.0)
+    assert isinstance(claim, Claim)
+    os.close(claim._file)
+    assert put(folder, 3) is None
+    assert there(folder) == [1, 2, 3]
     other.close()
 
 

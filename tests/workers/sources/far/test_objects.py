@@ -86,23 +86,46 @@ def test_what_lasts_is_named_at_once(
     assert (len(far.asked), objects.counts()["retries"]) == (1, 0)
 
 
+@pytest.mark.parametrize("compares", [True, False])
 def test_an_object_that_is_another_one_or_shorter_is_named(
-    far: FarServer, known: tuple[Objects, Known]
+    far: FarServer, known: tuple[Objects, Known], compares: bool
 ) -> None:
     objects, one = known
-    for other in (DATA[:-1] + b"?", DATA[:200], b""):
-        far.objects["bucket/some dir/a.bin"] = other
-        with pytest.raises(
-            StorageError, match="has changed since the source was made, when it had"
-        ):
-            objects.read(one, 100, 300)
     # A store that compares nothing says what the object is now.
-    loose = Known(one.url, one.size, "some other time")
-    with pytest.raises(StorageError, match="has changed"):
-        objects.read(loose, 0, 10)
+    far.compares = compares
+    for other in (DATA[:-1] + b"?", DATA[:200], DATA + b"more"):
+        far.objects["bucket/some dir/a.bin"] = other
+        with pytest.raises(StorageError, match=r"has changed since .* had 4096 bytes") as caught:
+            objects.read(one, 100, 300)
+        # One that compares does not send it.
+        assert ("412" in str(caught.value)) is compares
     del far.objects["bucket/some dir/a.bin"]
     with pytest.raises(StorageError, match="is missing"):
         objects.read(one, 0, 10)
+
+
+def test_a_store_that_asks_for_less_holds_up_every_request(
+    far: FarServer, known: tuple[Objects, Known], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, one = known
+    monkeypatch.setattr(module, "_SLOW_PAUSE_S", 10.0)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    far.fault = lambda number, path, span: "503"
+    with pytest.raises(StorageError, match="503"):
+        objects.read(one, 0, 10)
+    waits: list[float] = []
+
+    class Ending:
+        """Notes what is waited for."""
+
+        def wait(self, seconds: float) -> bool:
+            waits.append(seconds)
+            return False
+
+    monkeypatch.setattr(module, "ENDING", Ending())
+    far.fault = lambda number, path, span: ""
+    assert objects.read(one, 0, 10) == DATA[:10]
+    assert 4.0 < waits[0] <= 10.0
 
 
 def test_a_store_that_does_not_answer_is_named_in_time(
