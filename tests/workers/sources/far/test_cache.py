@@ -7,6 +7,7 @@ import os
 import pickle  # noqa: TID251  # as executors do
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -79,8 +80,6 @@ def test_what_is_foreseen_is_brought_in_few_requests_before_it_is_read(
 def test_several_readers_of_a_block_make_one_request(
     cache: Blocks, far: FarServer, known: tuple[Objects, Known]
 ) -> None:
-    from threading import Event, Thread
-
     one, data = known[1], far.objects["b/x"]
     asked, go = Event(), Event()
 
@@ -221,7 +220,15 @@ def test_what_a_reader_waits_for_is_asked_for_first(
     for number in (0, 1, 2, 3):
         cache.foresee("a", [(one, number * BLOCK, (number + 1) * BLOCK)])
     cache.foresee("b", [(one, 35 * BLOCK, 36 * BLOCK)])
+    asked = Event()
+
+    def fault(number: int, path: str, span: Any) -> str:
+        asked.set()
+        return ""
+
+    far.fault = fault
     cache.enter("b", 0)
+    assert asked.wait(20)
     assert cache.read(one, 35 * BLOCK, 36 * BLOCK) == data[35 * BLOCK : 36 * BLOCK]
     cache.leave("b", [0])
     cache.enter("a", 0)
