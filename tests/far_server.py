@@ -115,16 +115,16 @@ class _Handler(BaseHTTPRequestHandler):
         stop = min(stop, len(data))
         if fault == "shifted":
             start, stop = start + 1, stop + 1
-        body = data[start:stop]
         self.send_response(206 if span else 200)
         if span:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(stop - start))
         self.send_header("ETag", far.etag(path))
         self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
         self.end_headers()
         if not with_body:
             return None
+        body = data[start:stop]
         if fault == "cut":
             body = body[: len(body) // 2]
         if fault == "stall":

@@ -20,7 +20,7 @@ from feeder.workers.sources.far.paths import FarPath, files_of, in_parallel
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.kept import Kept
-from feeder.workers.sources.stores.offsets import MAPS_KEPT, order_of_files
+from feeder.workers.sources.stores.offsets import MAPS_KEPT, order_of_files, told_of_files
 from feeder.workers.sources.stores.reading import Columns, empty_for, has_place, stack
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import native
@@ -217,15 +217,18 @@ class TokenRecords:
         np.copyto(cast, column, casting="unsafe")
         return (cast,)
 
+    def _objects(self) -> dict[str, str]:
+        """What tells objects from others, beside their sizes."""
+        if not self.has_objects:
+            return {}
+        told = [path.told if isinstance(path, FarPath) else "" for path in self._paths]
+        return told_of_files(self._paths, told)
+
     def describe(self) -> dict[str, Any]:
         """The sizes of the files, how they are cut, and what another type tokens become."""
         described = {
             "tokens": [size for _, size in self._extents],
-            **{
-                f"object {os.path.basename(path)}": path.told
-                for path in self._paths
-                if isinstance(path, FarPath)
-            },
+            **self._objects(),
             **order_of_files(self._paths),
             "dtype": self._dtype.str,
             "seq_len": self._seq_len,
