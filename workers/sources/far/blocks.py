@@ -320,7 +320,8 @@ class Blocks:
         for known, start, stop in blocks:
             one = self._known[known]
             for number in self.blocks(known, start, min(stop, known.size)):
-                numbers[number] = self._size(one, number)
+                if number not in numbers:
+                    numbers[number] = self._size(one, number)
         with self._lock:
             self._foresight.foresee(reader, [*numbers.items()])
             return self._foresight.foreseen(reader)
