@@ -140,7 +140,7 @@ LOAD = Load(
         _feed("cheap-sequences", lambda: sources.records(data.Sequences()), SEQUENCES, ("x",),
               of="loop of sequences", num_threads=2),
         _feed("cheap-tokens", tokens, SEQUENCES, ("x",), of="loop of sequences", num_threads=1),
-        _feed("cheap-tokens, far", far_tokens, SEQUENCES, ("x",), of="cheap-tokens",
+        _feed("warm tokens of a URL", far_tokens, SEQUENCES, ("x",), of="cheap-tokens",
               needs="obstore", num_threads=1),
         batches("loop of sequences", partial(stacking_loop, data.Sequences, SEQUENCES.batch_size),
                 ours=False),

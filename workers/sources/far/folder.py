@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib
 import os
 import secrets
-import sqlite3
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,11 +30,15 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
 from feeder.workers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
 
 NEVER = 1e18
 """The due time of a block that nobody needs."""
@@ -143,7 +147,7 @@ class Folder:
         """What a process has for itself, and a forked child anew: a connection is of one process,
         and that of a parent is forgotten."""
         self._lock = Lock()
-        self._table: sqlite3.Connection | None = None
+        self._table: Connection | None = None
         # Keys of blocks whose checksum this process has compared; any thread adds by one operation.
         self._compared: set[str] = set()
 
@@ -197,7 +201,7 @@ class Folder:
                 raise
         return Claim(self, key, partial, file)
 
-    def _settled(self, table: sqlite3.Connection, key: str, partial: str | None) -> Outcome | None:
+    def _settled(self, table: Connection, key: str, partial: str | None) -> Outcome | None:
         """What a row stands for; None if for nothing, and it is gone."""
         if self.has(key):
             if partial is not None:
@@ -208,7 +212,7 @@ class Folder:
         self._delete(table, key, partial)
         return None
 
-    def _make_room(self, table: sqlite3.Connection, size: int, due: float) -> bool:
+    def _make_room(self, table: Connection, size: int, due: float) -> bool:
         """Have blocks gone that are needed later, so that there is room."""
         (used,) = table.execute("SELECT used FROM room").fetchone()
         lacking = used + size - self.max_bytes
@@ -238,7 +242,7 @@ class Folder:
             self._delete(table, key, partial)
         return True
 
-    def _delete(self, table: sqlite3.Connection, key: str, partial: str | None) -> None:
+    def _delete(self, table: Connection, key: str, partial: str | None) -> None:
         """The files first: a process that is killed between leaves a row too many, never a file."""
         for path in (self.path_of(key), *([self._beside(key, partial)] if partial else ())):
             with suppress(FileNotFoundError):
@@ -280,7 +284,7 @@ class Folder:
     # ---- the table
 
     @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
+    def _changing(self) -> Iterator[Connection]:
         """The table, for a change that is made whole or not at all."""
         with self._lock:
             try:
@@ -293,13 +297,13 @@ class Folder:
                     if table.in_transaction:
                         table.execute("ROLLBACK")
                     raise
-            except sqlite3.Error as error:
+            except _sqlite().Error as error:
                 raise OSError(errno.EIO, f"the table of {self.path!r}: {error}") from error
 
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> Connection:
         if self._table is None:
             self.prepare()
-            self._table = sqlite3.connect(
+            self._table = _sqlite().connect(
                 os.path.join(self.path, _TABLE), _LOCKED_S, check_same_thread=False,
                 isolation_level=None,
             )  # fmt: skip
@@ -326,7 +330,7 @@ class Folder:
         with open(marker, "wb") as file:
             file.write(_MARK)
 
-    def _make_table(self, table: sqlite3.Connection) -> None:
+    def _make_table(self, table: Connection) -> None:
         table.execute("BEGIN IMMEDIATE")
         for statement in _SCHEMA:
             table.execute(statement)
@@ -393,7 +397,7 @@ class Folder:
                 self.entries()
             except OSError as error:
                 # Not if others hold it: with two tables there would be two bounds.
-                if type(error.__cause__) is not sqlite3.DatabaseError:
+                if type(error.__cause__) is not _sqlite().DatabaseError:
                     raise
                 self.close()
                 os.unlink(os.path.join(self.path, _TABLE))
@@ -410,6 +414,14 @@ class Folder:
                     damaged.append(names.get(path.name) or path.name)
                     self.remove([path.name])
         return whole, damaged
+
+
+def _sqlite() -> ModuleType:
+    """Python's SQLite. Imported when it is needed: not every Python was built with it."""
+    try:
+        return importlib.import_module("sqlite3")
+    except ModuleNotFoundError as error:
+        raise OSError(errno.ENOSYS, "this Python was built without SQLite") from error
 
 
 def is_cache(path: str) -> bool:

@@ -256,3 +256,9 @@ def test_writers_that_are_killed_leave_whole_blocks_within_the_bound(tmp_path: P
     survivor.prune(max_bytes)
     assert not list(Path(path).glob("blocks/??/*.partial"))
     survivor.close()
+
+
+def test_a_python_without_sqlite_is_told(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sqlite3", None)
+    with pytest.raises(OSError, match="built without SQLite"):
+        folder.keys()
