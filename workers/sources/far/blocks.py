@@ -194,12 +194,16 @@ class Blocks:
 
     def register(self, found: Iterable[Known], objects: Objects) -> None:
         """Objects that will be read; `objects` makes their requests."""
-        found = [known for known in found if known not in self._known]
-        there = self._keys_there() if found else set()
+        found = [*found]
+        there = self._keys_there() if any(known not in self._known for known in found) else set()
         with self._lock:
             self._counted.add(objects)
             for known in found:
-                if known in self._known:
+                if (one := self._known.get(known)) is not None:
+                    # The credentials that were given last are good.
+                    self._known[known] = one._replace(objects=objects)
+                    if one.num_blocks:
+                        self._objects[self._place(one.first)] = self._known[known]
                     continue
                 one = _Object(known, objects, self._next_number)
                 self._next_number += one.num_blocks
@@ -364,7 +368,11 @@ class Blocks:
         return room_of(stop - start)
 
     def _object(self, number: int) -> _Object:
-        return self._objects[bisect_right(self._objects, number, key=lambda one: one.first) - 1]
+        return self._objects[self._place(number)]
+
+    def _place(self, number: int) -> int:
+        """Where the object of a block stands among all."""
+        return bisect_right(self._objects, number, key=lambda one: one.first) - 1
 
     def _obey(self) -> None:
         """Under the lock: take what is wanted and what is not."""

@@ -228,3 +228,27 @@ def test_what_a_reader_waits_for_is_asked_for_first(
     cache._active = 0
     assert cache.read(one, 35 * BLOCK, 36 * BLOCK) == data[35 * BLOCK : 36 * BLOCK]
     cache.close()
+
+
+def test_the_credentials_that_were_given_last_are_used(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    far.objects["b/empty"], far.objects["b/y"] = b"", b"y" * 3000
+    empty = known[0].known(f"{far.address}/b/empty")
+    cache.register([empty], known[0])
+    other = known[0].known(f"{far.address}/b/y")
+    cache.register([other], known[0])
+    newer = Objects()
+    cache.register([one, empty], newer)
+    assert cache.read(one, 0, 5) == data[:5]
+    assert cache.read(other, 2000, 3000) == b"y" * 1000
+    assert (newer.counts()["requests"], known[0].counts()["requests"]) == (1, 1)
+    # Those of the file before end where the next one begins.
+    end = (NUM_BLOCKS - 1) * BLOCK
+    assert cache.read(one, end, end + 2 * BLOCK) == data[end:]
+    cache.foresee("me", [(one, end, end + BLOCK), (other, 0, 1000)])
+    cache.enter("me", 0)
+    assert cache.read(other, 0, 1000) == b"y" * 1000
+    cache.close()
+    assert newer.counts()["requests"] == 2
