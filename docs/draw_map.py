@@ -52,7 +52,7 @@ SERVED = [
     "feeder/service/net/connection.py",
     "feeder/waking.py",
     "feeder/service/client/io_loop.py",
-    "feeder/service/client/session.py",
+    "feeder/service/client/machine.py",
     "feeder/service/client/remote.py",
     "feeder/service/client/lease.py",
     "feeder/service/memory/mapping.py",
@@ -76,7 +76,7 @@ SERVED_BEFORE = (
 
 WINGS = [
     ("workers: the engine", ["workers", "workers/fetch", "workers/stream"]),
-    ("sources", [f"workers/sources{room}" for room in ("", "/steps", "/orders", "/stores", "/far")]),
+    ("sources", [f"workers/sources{r}" for r in ("", "/steps", "/orders", "/stores", "/far")]),
     ("feeds", ["feeder", "feeder/feeds", "feeder/state"]),
     ("executors", ["feeder/executors"]),
     ("devices", ["feeder/devices", "feeder/devices/cuda"]),

@@ -15,7 +15,7 @@ from feeder.executors.options import Processes, RayActors, Threads
 from feeder.feeds.coordinator import Coordinator
 from feeder.settings import MAX_SECONDS, NonNegativeInt, PositiveInt, check
 from feeder.workers.public import public
-from feeder.workers.spec import LastBatch, LastRound, Order, Rounds
+from feeder.workers.stream.spec import LastBatch, LastRound, Order, Rounds
 
 # Guards the coordinator of the process: two threads may add their first feeds at a time.
 _lock = threading.Lock()

@@ -16,7 +16,7 @@ import numpy as np
 from feeder.errors import ConfigError
 from feeder.executors.options import Executor, Processes, RayActors, Threads, executor_of, resolve
 from feeder.state import codec
-from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.stream.spec import RunSpec, StreamSpec
 
 # Far above what any machine runs: a number of too many digits is refused, and takes no memory.
 MOST_THREADS, MOST_WORKERS, _MOST_DEVICES = 4096, 2**16, 4096

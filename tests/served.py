@@ -149,20 +149,16 @@ class ConsumerProcess(Process):
             loop._step()
         except ConfigError as error:
             return self._finish(error)
-        if loop._stage == "over":
+        if loop.machine.state == "over":
             return self._finish(feeder.ClosedError("the consumer is closed"))
-        nearest = loop._next_deadline()
+        nearest = loop.machine.next_deadline
         if nearest < math.inf:
             self._turn_by(max(nearest, self.world.now + 0.0005))
 
     def _finish(self, failure: feeder.FeedError) -> None:
         """The end of `ClientLoop.run`."""
         self.is_dead = True
-        self.loop._stage = "over"
-        self.loop._close_connection()
-        self.loop._at_end()
-        self.loop._ending = failure
-        self.loop._run_last_tasks(failure)
+        self.loop._end(failure)
 
     def pause(self) -> None:
         """SIGSTOP."""
@@ -181,7 +177,7 @@ class ConsumerProcess(Process):
                 link.close()
             lease = self.loop.inbox.lease
             if lease is not None:
-                lease.data_path.close()
+                lease.close()
             self.loop._ending = feeder.ClosedError("the consumer was killed")
 
 

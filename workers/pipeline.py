@@ -1,4 +1,10 @@
-"""One stream, wired together: fetchers, merge, assembler, enqueuer, and the threads they run in."""
+"""One stream, wired together: fetchers, merge, assembler, enqueuer, and the threads they run in.
+
+All wiring is here so that the parts know as little as they can of each other: the rules (merge,
+assembler) know no thread, the fetchers only the queue, and the enqueuer only rules and queues. A
+stream is never started again, so no part has to clean up after itself for a next time: whoever
+resumes makes a new pipeline at a cut, and lets go of the old one.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,6 @@ from feeder.workers.fetch.queue import Queue
 from feeder.workers.fetch.resuming import Resume, StreamStart
 from feeder.workers.fetch.threads import ThreadGroup, stack
 from feeder.workers.fetch.tickets import IndexTickets, Tickets, WorkerTickets
-from feeder.workers.spec import CallNames, RunSpec, StreamSpec
 from feeder.workers.stats import ExecutorCounts, StreamStats
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Call
@@ -30,6 +35,7 @@ from feeder.workers.stream.merge import Merge
 from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
 from feeder.workers.stream.rounds import Dealing, Turns
+from feeder.workers.stream.spec import CallNames, RunSpec, StreamSpec
 
 
 class Execution(Protocol):
@@ -103,7 +109,7 @@ class Pipeline:
         self._resumed = resume is not None
         self.stats = stats or StreamStats.of(spec, run, len(queues))
         self.stats.source = spec.fetch
-        """What is counted; where it is given, from where it stands."""
+        """What is counted; where it is given, from there on."""
         if self._execution is not None:
             self._execution.watch(self.stats)
         begin = self._begin = StreamStart(spec, run, partitions, resume, self.stats.fetch)

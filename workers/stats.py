@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from feeder.workers.spec import RunSpec, StreamSpec
+from feeder.workers.stream.spec import RunSpec, StreamSpec
 
 
 class Stopwatch:

@@ -13,9 +13,9 @@ from feeder.errors import ConfigError
 from feeder.feeds.coordinator import Coordinator
 from feeder.observe.humanize import duration, size
 from feeder.workers.errors import in_words
-from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Schema
+from feeder.workers.stream.spec import RunSpec, StreamSpec
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

@@ -1,4 +1,9 @@
-"""A device queue in host memory: a closable queue of batches."""
+"""A device queue in host memory: a closable queue of batches.
+
+It is no `queue.Queue`, since one of its two sides may be interrupted at any instruction, as by
+Ctrl-C, and must neither lose a batch nor give one twice. So the user's thread takes all batches
+that are there by one assignment, and what it took stays here (`given`) until it is found elsewhere.
+"""
 
 from __future__ import annotations
 

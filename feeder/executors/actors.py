@@ -25,8 +25,8 @@ from feeder.executors.ports import Ports, memory_of
 from feeder.executors.processes import ProcessExecution, ProcessExecutor
 from feeder.executors.wire import Wire, decode, encode
 from feeder.workers.fetch.threads import ThreadGroup
-from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats
+from feeder.workers.stream.spec import RunSpec, StreamSpec
 
 logger = logging.getLogger("feeder")
 

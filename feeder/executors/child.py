@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,8 +29,6 @@ from feeder.executors.wire import (
     Answered,
     Ask,
     Calls,
-    Come,
-    Left,
     Load,
     Logged,
     Made,
@@ -54,15 +51,6 @@ _BUNDLE_S = 0.001
 """Small chunks travel together, of calls that took so long: a round trip takes a tenth of it."""
 
 
-def serve(wire: Wire) -> None:
-    """Answer the parent until it hangs up; or, for an actor that holds this process, the driver."""
-    load, descriptors = wire.receive()
-    if isinstance(load, Come):
-        _serve_driver(wire, load)
-        return
-    answer_over(wire, load, descriptors)
-
-
 def answer_over(wire: Wire, load: Load, descriptors: list[int]) -> None:
     """Answer tickets over a socket, for ever. Raises `HungUp`. The function's large arrays and the
     page of its progress have come along."""
@@ -74,19 +62,6 @@ def answer_over(wire: Wire, load: Load, descriptors: list[int]) -> None:
         ticket, _ = wire.receive()
         wire.send(*server.answer(ticket))
         server.blocks.sent()
-
-
-def _serve_driver(wire: Wire, told: Come) -> None:
-    # It imports this module, and ZeroMQ, which processes of this host have no use for.
-    from feeder.executors.actor import Invitation, answer_driver
-
-    *invitation, public, secret = msgspec.structs.astuple(told)
-    error = ""
-    try:
-        answer_driver(Invitation(*invitation), public, secret)
-    except ConnectionError as raised:
-        error = str(raised)
-    wire.send(Left(error))
 
 
 class Speaker(Protocol):

@@ -23,10 +23,10 @@ from feeder.state import codec
 from feeder.workers.errors import CallLost, ClosedError, ConfigError
 from feeder.workers.fetch.calls import IndexCalls, PartitionCalls, WorkerCalls, has_cursor
 from feeder.workers.fetch.tickets import Ticket
-from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import ExecutorCounts, StreamStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.position import Position
+from feeder.workers.stream.spec import RunSpec, StreamSpec
 
 _LEAST_DEATHS = 2
 """A call whose process ends is made again so often at least. Memory may have been short for a

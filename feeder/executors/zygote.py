@@ -18,8 +18,21 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from feeder.executors.child import serve
-from feeder.executors.wire import Fork, Forked, HungUp, Look, Reap, Reaped, Seen, Wire
+import msgspec
+
+from feeder.executors.child import answer_over
+from feeder.executors.wire import (
+    Come,
+    Fork,
+    Forked,
+    HungUp,
+    Left,
+    Look,
+    Reap,
+    Reaped,
+    Seen,
+    Wire,
+)
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -172,3 +185,26 @@ class _Zygote:
             if not parts[-1]:
                 break
         return b"".join(parts).decode(errors="replace").rstrip()
+
+
+def serve(wire: Wire) -> None:
+    """The body of a process from its first message on: it answers its parent, or, for an actor that
+    holds this process, the driver. Raises `HungUp` when whoever it answers has hung up."""
+    load, descriptors = wire.receive()
+    if isinstance(load, Come):
+        _serve_driver(wire, load)
+        return
+    answer_over(wire, load, descriptors)
+
+
+def _serve_driver(wire: Wire, told: Come) -> None:
+    # Not at the top: processes of this host have no use for ZeroMQ.
+    from feeder.executors.actor import Invitation, answer_driver
+
+    *invitation, public, secret = msgspec.structs.astuple(told)
+    error = ""
+    try:
+        answer_driver(Invitation(*invitation), public, secret)
+    except ConnectionError as raised:
+        error = str(raised)
+    wire.send(Left(error))

@@ -1,4 +1,10 @@
-"""All feeds of a process: started together, stopped together, and stored as one position."""
+"""All feeds of a process: started together, stopped together, and stored as one position.
+
+A trainer that reads several feeds goes on from one step of its own, so their positions belong
+together: one snapshot, taken at one moment, holds all of them. The coordinator is what the user
+holds; what runs is in `Running`, which no thread refers to, so that a coordinator that is forgotten
+ends its threads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The batches of one device, handed out to one user thread with the position after each."""
+"""The batches of one device, handed out to one user thread with the position after each.
+
+What has been handed out is one tuple for each device, assigned once per batch: the round and the
+place of the stream after it. It is the position, so a snapshot in another thread, and an interrupt
+in this one, find it before a batch or after it, and never in between. All that can fail or wait
+comes before that assignment.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class EpochReader:
             self._is_read = False
 
     def __bool__(self) -> bool:
-        return True  # Else `if reader` would ask for its length, which may not be known.
+        return True  # Otherwise `if reader` would ask for its length, which may not be known.
 
     def epochs(self) -> Iterator[Epoch]:
         """The epochs that are left, each an iterator over its batches.

@@ -9,6 +9,7 @@ from typing import Any
 from feeder.errors import ConfigError, ResumeError
 from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.epochs import Epoch
+from feeder.feeds.records import Rows, records_of
 from feeder.feeds.running import Running
 from feeder.feeds.stream import Stream
 from feeder.observe.figures import AS_GREATEST, FeedFigures
@@ -125,6 +126,18 @@ class Feed:
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
         """Go on from a state dict; before the start alone. Raises `ResumeError`."""
         resume_streams(self._streams, unpack_state_dict(state_dict))
+
+    def records(self, step: int) -> Rows:
+        """The records that each row of a batch was made of, or will be, by the batch's `step`: for
+        each row a tuple of `sources.Record`, of which `zip` has several. Nothing is read, and any
+        step takes as long as any other. Any thread may call it at any time.
+
+        Raises `ConfigError` if rows do not follow from numbers, as behind a filter, in packed rows,
+        or of a fetch function, and if the feed ends before that step.
+        """
+        if len(self._streams) != 1:
+            raise ConfigError(f"feed {self.name!r} has {len(self._streams)} streams, expected one")
+        return records_of(self._streams[0].config, step)
 
     def stats(self) -> dict[str, Any]:
         """Plain numbers of what the feed has done, in a flat dictionary that any logger takes:

@@ -6,8 +6,8 @@ from operator import index
 
 from feeder.config import FeedConfig
 from feeder.observe.figures import ProgressFigures, SourceFigures
-from feeder.workers.spec import LastRound
 from feeder.workers.stream.position import Cut, LazyPosition
+from feeder.workers.stream.spec import LastRound
 
 _MANY_EPOCHS = 100_000
 """Of more epochs no length is told: rows are asked for epoch by epoch, and `len()` is to be

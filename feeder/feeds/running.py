@@ -8,7 +8,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.saving import Saver
@@ -17,9 +17,6 @@ from feeder.feeds.stream import Stream
 from feeder.state.snapshot import Snapshot
 from feeder.workers import forks
 from feeder.workers.fetch.threads import ThreadGroup
-
-if TYPE_CHECKING:
-    from feeder.feeds.device_feed import DeviceFeed
 
 logger = logging.getLogger("feeder")
 
@@ -30,6 +27,14 @@ user's function cannot be ended; it is named instead, with its stack."""
 _SAVE_S = 10.0
 """How long a stop waits at least for a checkpoint that is being written: a slow disk is no reason
 to lose the last position, a disk that hangs is no reason to hang."""
+
+
+class Reader(Protocol):
+    """Who takes batches of the streams, as a `DeviceFeed` does."""
+
+    def drop(self) -> None:
+        """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
+
 
 Streams = dict[str, list[Stream]]
 """The streams of each feed, by its name; those of stopped feeds too."""
@@ -87,7 +92,7 @@ class Running:
             self.saver = Saver(
                 checkpoints, lambda: take_snapshot(streams), lambda error: _fail(streams, error)
             )
-        self.devices: weakref.WeakSet[DeviceFeed] = weakref.WeakSet()
+        self.devices: weakref.WeakSet[Reader] = weakref.WeakSet()
         """Who reads the streams."""
         self.forked = False
         """Whether this is a forked child's copy of what runs in its parent."""
@@ -97,7 +102,7 @@ class Running:
         return _all(self.streams)
 
     def start(self, streams: list[Stream]) -> None:
-        """Start these, and the thread that stores positions. Where one cannot be started, as where
+        """Start these, and the thread that stores positions. If one cannot be started, as when
         the system has no more threads, no stream runs on."""
         # Noted before threads start: an interrupt from here on still finds them at the exit.
         _running.add(self)

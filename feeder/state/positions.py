@@ -18,11 +18,11 @@ from feeder.state.fingerprint import differences, fingerprint_digest
 from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId, fingerprint_of
 from feeder.workers.fetch.resuming import Resume
-from feeder.workers.spec import FILE_ORDER
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import Cut, LazyPosition, Partitions, Position
 from feeder.workers.stream.rounds import Counting, Dealing, Turns, begin
 from feeder.workers.stream.skipping import skip_ahead
+from feeder.workers.stream.spec import FILE_ORDER
 
 if TYPE_CHECKING:
     from feeder.config import FeedConfig

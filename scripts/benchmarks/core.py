@@ -37,11 +37,7 @@ from benchmarks.fetches import (
 from benchmarks.harness import Watch, batches, once
 from benchmarks.report import Load
 
-SEVENTEEN = VECTORS.in_chunks_of(17)
-NUM_FETCHERS = 8
-RESUME_AT = 1_000_000
-"""Rows that are taken before a feed is resumed there."""
-TOKENS = 500
+RESUME_AT = 1_000_000  # Rows before the place of the resume.
 RESUMED = SMALL.in_chunks_of(100)
 COPY = {IMAGES: "copy 20 MB", VECTORS: "copy 1 MB", SMALL: "copy 8 KB"}
 
@@ -55,7 +51,6 @@ CHUNKS = (
     ("vectors-17", VECTORS, 17, constant),
     ("vectors-17-fresh", VECTORS, 17, fresh),
     ("vectors-256", VECTORS, 256, fresh),
-    ("small-64", SMALL, 64, fresh),
 )
 """Name, batches, rows of a chunk, and what returns them."""
 
@@ -63,13 +58,14 @@ MANY: tuple[tuple[str, Callable[[Size], Fetch], int, dict[str, Any]], ...] = (
     ("small, copied", constant, 2, {}),
     ("small, 1,000 workers", fresh, 1000, {}),
     ("small, by index, 8 threads", fresh_by_index, 2, {"num_threads": 8}),
+    ("small, sleeping, 8 threads", partial(fresh_by_index, sleep_s=0.001), 2, {"num_threads": 8}),
 )
-"""What should cost next to nothing where a call takes microseconds."""
+"""Other ways to the same batches."""
 
 
 def _stop(watch: Watch) -> int:
     """While fetchers are blocked on the bound, or are about to be."""
-    coordinator = make_coordinator(constant(SMALL), SMALL, NUM_FETCHERS)
+    coordinator = make_coordinator(constant(SMALL), SMALL, 8)
     coordinator.start()
     for _ in range(2 * SMALL.bound):
         next(coordinator[FEED])
@@ -80,11 +76,11 @@ def _stop(watch: Watch) -> int:
 
 def _token(watch: Watch) -> int:
     with make_coordinator(SeekableFetch(TINY), TINY, 8) as coordinator:
-        cuts = [next(coordinator[FEED]).cut for _ in range(TOKENS)]
+        cuts = [next(coordinator[FEED]).cut for _ in range(500)]
         with watch:
             for cut in cuts:
                 cut.token()
-    return TOKENS
+    return len(cuts)
 
 
 @cache
@@ -132,7 +128,8 @@ LOAD = Load(
             for name, make, num, settings in MANY
         ),
         batches("vectors-17 beside a busy thread",
-                partial(beside_busy, partial(feed, partial(fresh_holding, SEVENTEEN), VECTORS)),
+                partial(beside_busy, partial(
+                    feed, partial(fresh_holding, VECTORS.in_chunks_of(17)), VECTORS)),
                 of="vectors-17-fresh"),
         once("stop", _stop),
         once("token", _token),

@@ -6,6 +6,7 @@ Nothing but NumPy is imported: processes that run these functions import this mo
 from __future__ import annotations
 
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -90,18 +91,20 @@ def fresh(size: Size) -> Fetch:
     return fetch
 
 
-def fresh_by_index(size: Size) -> Fetch:
-    """The same as a pure function of the call."""
-    template = size.rows(size.chunk_rows)
+def fresh_by_index(size: Size, sleep_s: float = 0.0) -> Fetch:
+    """The same as a pure function of the call, from a store that answers after so long."""
+    template, never = size.rows(size.chunk_rows), threading.Event()
 
     def fetch(call: Call) -> list[Array]:
+        if sleep_s:
+            never.wait(sleep_s)
         return [template.copy()]
 
     return fetch
 
 
 def fresh_holding(size: Size) -> Fetch:
-    """The same, filled without letting go of the interpreter.
+    """The same as `fresh`, filled without letting go of the interpreter.
 
     NumPy lets go of it in every copy of 500 elements or more. Beside a thread that is busy with
     Python such a fetch function waits for it after each call, whoever calls.

@@ -1,5 +1,5 @@
-"""The page on snapshots and tokens says how to read and write them: its reader, which knows no
-feeder, finds what the library does."""
+"""The page on snapshots and tokens says how to read and write them: the example's reader, which
+knows no feeder, finds what the library does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 import feeder
-from docs.pages import ROOT, block_titled
+from docs.pages import ROOT
 from feeder.state import codec
 from feeder.workers.stream.digests import digest_chunk
 from small import make
@@ -21,14 +21,14 @@ from small import make
 pytestmark = pytest.mark.process
 
 PAGE = ROOT / "docs/snapshot-format.md"
-BLOCK = block_titled(PAGE, "read_position.py")
+READER = ROOT / "examples/formats/read_position.py"
 POINT = np.dtype([("x", "<f4"), ("y", "<i2", (2,))])
 
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
     names: dict[str, Any] = {}
-    exec(compile(BLOCK.code, "read_position.py", "exec"), names)
+    exec(compile(READER.read_text(), READER, "exec"), names)
     return names
 
 

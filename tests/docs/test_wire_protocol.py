@@ -1,5 +1,5 @@
-"""The page on the wire protocol says how to speak it: its consumer, which knows no feeder, reads
-from a server what the library reads, and its tables are those in force."""
+"""The page on the wire protocol says how to speak it: the example's consumer, which knows no
+feeder, reads from a server what the library reads, and the page's tables are those in force."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import zmq
 
 import feeder
 from conformance.served import serving
-from docs.pages import ROOT, block_titled, section, table
+from docs.pages import ROOT, section, table
 from feeder.devices.layout import ALIGNMENT
 from feeder.service.memory.memfd import SLOTS_PER_ARENA
 from feeder.service.net.security import MAX_REQUEST_BYTES
@@ -27,7 +27,7 @@ from small import make as make_feed
 pytestmark = pytest.mark.process
 
 PAGE = ROOT / "docs/design/wire-protocol.md"
-BLOCK = block_titled(PAGE, "read_feed.py")
+READER = ROOT / "examples/formats/read_feed.py"
 MESSAGES = {**say.FROM_CONSUMER, **say.FROM_SERVER}
 
 
@@ -59,7 +59,7 @@ def test_the_numbers_are_those_in_force() -> None:
     assert "frames of at most 1 MiB" in text
 
 
-# ---- the page's consumer
+# ---- the example's consumer
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -75,7 +75,7 @@ def zero_copy() -> None:
 @pytest.fixture(scope="module")
 def reader_of_the_page() -> Callable[..., Any]:
     names: dict[str, Any] = {}
-    exec(compile(BLOCK.code, "read_feed.py", "exec"), names)
+    exec(compile(READER.read_text(), READER, "exec"), names)
     return names["Reader"]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from feeder.executors import child, forking
+from feeder.executors import child, forking, zygote
 from feeder.executors.options import Processes
 from feeder.executors.wire import HungUp, Wire
 from lineage import WAIT_S
@@ -97,7 +97,7 @@ def run_process(wire: Wire) -> None:
     """The body of a process."""
     _here.wire, _here.server = wire, None
     with contextlib.suppress(HungUp):
-        child.serve(wire)
+        zygote.serve(wire)
     wire.close()
     if _here.server is not None:
         # Blocks of an answer that could not be sent: with a process they would be gone.

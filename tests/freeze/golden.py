@@ -18,6 +18,7 @@ from freeze import (
     positions,
     sources,
     streams,
+    trainings,
 )
 
 FOLDER = Path(__file__).parent / "golden"
@@ -36,9 +37,10 @@ FROZEN: dict[str, Callable[[Path], Facts]] = {
     "helps": helps.make,
     "names": names.make,
     "loaders": loaders.make,
+    "trainings": trainings.make,
 }
 """Every golden file's name, and what makes it anew with an empty folder to work in."""
-OF_FRAMEWORKS = ("loaders",)
+OF_FRAMEWORKS = ("loaders", "trainings")
 """Those that are made in the adapters' environment, and compared in `tests/adapters`."""
 
 

@@ -1,5 +1,5 @@
 """Writes golden files anew: `python -m freeze.write [NAME...]`, all of them without a name;
-`loaders` with the Python of `.venv-adapters`.
+`loaders` and `trainings` with the Python of `.venv-adapters`.
 
 A golden file is written anew only where a change is wanted, and the commit says which.
 """

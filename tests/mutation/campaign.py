@@ -199,6 +199,7 @@ def run(
 ) -> bool:
     """Judge the mutants that have no result yet, in as many processes; returns whether all of them
     came to their end."""
+    assert "feeder" not in sys.modules, "forks would test this project, and not their copy of it"
     done = {one["id"] for one in read(results)}
     of_file: dict[str, list[Mutant]] = {}
     for mutant in mutants:

@@ -31,6 +31,13 @@ CORE = {
     "feeder/service/protocol/membership.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/protocol/session.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/server/delivery.py": (*_SERVER, *_SERVED),
+    "feeder/service/client/machine.py": (
+        "tests/feeder/service/client/test_machine.py",
+        "tests/feeder/service/client/test_connecting.py",
+        *_SERVED,
+        "tests/feeder/service/client/test_lost_server.py",
+        "tests/feeder/service/server/test_leases.py",
+    ),
     "feeder/service/client/lease.py": (
         *_SERVED,
         "tests/feeder/service/client/test_lost_server.py",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -125,3 +127,18 @@ def test_a_mutant_is_in_the_copy_for_as_long_as_its_tests_run(tmp_path: Path) ->
         assert (tmp_path / "a.py").read_bytes() == mutant.apply(source) != source
         assert not compiled.exists()
     assert (tmp_path / "a.py").read_bytes() == source
+
+
+@pytest.mark.process
+@pytest.mark.fresh
+def test_a_campaign_of_one_mutant_finds_who_kills_it(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    words = ["--only", "state/token", "--mutants", "1", "--jobs", "1", "--results", str(results)]
+    done = subprocess.run(
+        [sys.executable, "-m", "mutation.campaign", *words],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests"), "TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert (done.returncode, "mutants killed: 1 of 1" in done.stdout) == (0, True), done.stdout
+    (one,) = campaign.read(results)
+    assert one["killed_by"].startswith(("tests/feeder/state", "tests/conformance"))

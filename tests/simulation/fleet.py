@@ -16,9 +16,9 @@ from feeder.executors.ledger import Ledger, Ticket
 from feeder.workers.errors import ClosedError
 from feeder.workers.fetch.tickets import IndexTickets
 from feeder.workers.fetch.tickets import Ticket as CallTicket
-from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.merge import Came, End, EpochEnd, Merge
+from feeder.workers.stream.spec import RunSpec, StreamSpec
 from simulation.stream import WAITS, Pipeline, Slots
 from simulation.world import World
 

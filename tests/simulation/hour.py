@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import feeder
 from feeder.config import RayActors, _num_threads
-from feeder.service.client import lease
+from feeder.service.client import machine
 from simulation.faults import Fault, Plan
 from simulation.fleet import MINUTE_S, Workers
 from simulation.simulate import run, simulated
@@ -80,7 +80,7 @@ def watch(plan: Plan) -> Hour:
     """Run a plan, within `simulated`. Each trainer compares all rows that it is handed with those
     of a naive loop."""
     # Twice a second each trainer says what it has used; 64 of them would take minutes of an hour.
-    with patch.object(lease, "_TELL_S", TELL_S):
+    with patch.object(machine, "_TELL_S", TELL_S):
         outcome = run(plan)
     fleets, minutes = outcome.fleets, int(plan.quiet_s // MINUTE_S)
     return Hour(

@@ -663,8 +663,9 @@ class Job:
             process = rank.process
             if process is None or process.is_ending or process.is_dead:
                 continue
-            session = process.loop._session
-            if session.waits_for_others and not session.rejoins and done & {*session._waiting}:
+            machine, is_new = process.loop.machine, process.loop.inbox.num_opened == 1
+            starts = machine.state == "joined" or (is_new and not process.rejoins)
+            if machine.waits_for_others and starts and done & {*machine._waiting}:
                 process.note("waits for queues that are done, and is begun again")
                 rank.process = None
                 process.kill()

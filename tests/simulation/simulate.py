@@ -161,7 +161,7 @@ def waiting(job: Job) -> str:
     for rank in job.ranks:
         if not rank.is_done:
             process = rank.process
-            what = "has no process" if process is None else process.loop._session.describe_wait()
+            what = "has no process" if process is None else process.loop.machine.describe_wait()
             told.append(f"trainer {rank.name} is not done: {what}")
     return "; ".join(told)
 
@@ -239,10 +239,6 @@ def main() -> int:
     return 1 if failed else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def shrink(outcome: Any, run: Callable[[Plan], Any]) -> Any:
     """The shortest run that was found in which the same invariant fails, with its history.
 
@@ -307,3 +303,7 @@ def simpler(plan: Plan) -> Iterator[Plan]:
     ):  # fmt: skip
         if getattr(plan, name) != value:
             yield replace(plan, **{name: value})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,7 +22,6 @@ from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.bound import Held
 from feeder.workers.fetch.calls import told_of
 from feeder.workers.fetch.resuming import Resume, StreamStart
-from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch, Call
@@ -30,6 +29,7 @@ from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import MergedChunks
 from feeder.workers.stream.position import Cut, Frame, Partitions, Position, Span
 from feeder.workers.stream.rounds import Turns
+from feeder.workers.stream.spec import RunSpec, StreamSpec
 from simulation.world import World
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from feeder.errors import (
     ResumeError,
 )
 from feeder.service.client.consumer import Consumer
-from feeder.service.client.inbox import Loading
+from feeder.service.client.inbox import Loading, SnapshotRequest
 from feeder.service.client.io_loop import ClientLoop
-from feeder.service.client.options import ConsumerOptions
-from feeder.service.client.session import SnapshotRequest
+from feeder.service.client.machine import ANSWERED, ConsumerOptions, Instructions, Moment
 from feeder.service.protocol.coding import decode
 from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_position
@@ -112,7 +111,8 @@ class TrainerProcess(Process):
         )
         waker: Any = loop.waker
         waker.notify = self.notify
-        loop._lose_over = self._lose_over  # type: ignore[method-assign]
+        self._cannot_take = loop.machine.cannot_take
+        loop.machine.cannot_take = self._see_error  # type: ignore[method-assign]
         self.consumer: Consumer | None = None
         self.is_ending = False
         job.add(self)
@@ -152,19 +152,19 @@ class TrainerProcess(Process):
         except Exception as error:
             raise Violation(f"errors: {self.name} failed: {error!r}") from error
         else:
-            if loop._stage == "over":
+            if loop.machine.state == "over":
                 self._finish(ClosedError("the consumer is closed"))
         if not self.is_dead:
             self._look()
-            nearest = loop._next_deadline()
-            if nearest < math.inf and loop._stage != "over":
+            nearest = loop.machine.next_deadline
+            if nearest < math.inf and loop.machine.state != "over":
                 self._turn_by(max(nearest, self.world.now + 0.0005))
 
-    def _lose_over(self, error: FeedError, *, is_last: bool) -> None:
+    def _see_error(self, error: FeedError, at: Moment) -> Instructions:
         """A message of the server cannot be taken."""
         if isinstance(error, ProtocolError):
             raise Violation(f"errors: {self.name} cannot take what it hears: {error}")
-        ClientLoop._lose_over(self.loop, error, is_last=is_last)
+        return self._cannot_take(error, at)
 
     def _note_messages(self) -> None:
         link = self.link
@@ -173,11 +173,7 @@ class TrainerProcess(Process):
 
     def _finish(self, failure: FeedError) -> None:
         """The end of `ClientLoop.run`."""
-        loop = self.loop
-        loop._stage = "over"
-        loop._close_connection()
-        loop._ending = failure
-        loop._run_last_tasks(failure)
+        self.loop._end(failure)
         if self.is_ending:
             self._end(is_closed=True)
 
@@ -191,8 +187,8 @@ class TrainerProcess(Process):
             batches = inbox.batches
             if len(batches) or batches.ending is not None or self._is_loading:
                 self._user_by(0.0)
-        session, request = self.loop._session, self._request
-        if session._requests and not session._is_answered:
+        machine, request = self.loop.machine, self._request
+        if machine._questions and machine.state not in ANSWERED:
             raise Violation(f"waits: {self.name} waits for a snapshot, which nobody can answer")
         if request is not None:
             if request._answer is not None:
@@ -470,7 +466,7 @@ class TrainerProcess(Process):
             link.close()
         lease = self.loop.inbox.lease
         if lease is not None:
-            lease.data_path.close()
+            lease.close()
         self._end()
 
     def _end(self, *, is_closed: bool = False) -> None:

@@ -1,4 +1,10 @@
-"""The bound on what is buffered between a call's return and the user's hands."""
+"""The bound on what is buffered between a call's return and the user's hands.
+
+It is a count and no queue with so many places, since what it bounds changes its form on the way:
+chunks, rows that a batch has copied while their chunk is still needed, batches in several device
+queues. What a call will give is not known before it returns, so a call under way counts as the
+largest of late: a bound on what came alone would be exceeded by one chunk of each thread.
+"""
 
 from __future__ import annotations
 

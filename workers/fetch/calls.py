@@ -22,13 +22,13 @@ from feeder.workers.errors import (
     in_words,
 )
 from feeder.workers.fetch.tickets import Ticket
-from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Schema, arrow_chunks, is_table, leaves
 from feeder.workers.stream.digests import chain_marks
 from feeder.workers.stream.placement import Placement, writing_to
 from feeder.workers.stream.position import Cut, Position
+from feeder.workers.stream.spec import RunSpec, StreamSpec
 
 FIRST_NONE_PAUSE_S = 0.001
 """A call that gave None is made again after so long; doubled each time."""

@@ -5,8 +5,9 @@ that came at once, whatever its order: what comes first follows from numbers, an
 them. So the queue is a list that is taken as a whole, and nobody searches it. It is bounded in
 calls, rows and bytes, counted until the user has them: the user's thread makes room here as well.
 
-To wake a thread costs more than a quick call. So whoever waits for a call is woken when the ticket
-of that call is done, and only if that takes long when the call itself is.
+To wake a thread costs more than a quick call. So whoever waits for a call is woken when no other
+call is under way, or after a grace for what came by then; and only if the call takes longer than
+that, as soon as it returns.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from feeder.workers.errors import ClosedError, FeedError, FetchTimeout, in_words
 from feeder.workers.fetch.bound import Bound, Held
 from feeder.workers.fetch.threads import Wakes, stack, under_lock
 from feeder.workers.fetch.tickets import IndexTickets, Ticket, Tickets
-from feeder.workers.spec import CallNames
 from feeder.workers.stats import Stopwatch, StreamStats
 from feeder.workers.stream.chunks import count_bytes
 from feeder.workers.stream.merge import Came, End
+from feeder.workers.stream.spec import CallNames
 
 _T = TypeVar("_T")
 
 _GRACE_S = 0.0005
-"""Whoever waits for a call is told of it when its ticket is done, and after so long at once."""
-# Told of each at once, chunks of one row are merged one by one: thirty times slower (2026-11-24).
+"""So long the enqueuer waits for a call and for what comes beside it, while calls are under way."""
+# Told of each chunk at once, chunks of one row are merged one by one: thirty times slower
+# (2026-11-24). 8 KB batches from eight threads, whose calls sleep for a millisecond, take 97 us of
+# CPU if each ticket is told of, and 58 us so (2026-11-28).
 
 _SLOW_LOOK_S = 10.0
 """So often a wait for chunks looks at what it waits for, if nothing wakes it."""
@@ -233,7 +236,8 @@ class Queue:
             else:
                 self._tickets.put_back(ticket, now + put_off_s if put_off_s else 0.0)
             self._begin_epoch()
-            if self._is_there:
+            # What the other calls give within the grace is taken together.
+            if self._is_there and (self.cuts_short or not self._tickets.running):
                 self._arrived.notify()
 
     def _begin_epoch(self) -> None:
@@ -364,7 +368,7 @@ class Queue:
         self._wake_fetcher()
         try:
             while not (self._is_there or self.closed):
-                if not self._arrived.wait(seconds) and not self._look():
+                if not (self._arrived.wait(seconds) or self._is_there or self._look()):
                     seconds = self._check(time.monotonic())
         finally:
             self._is_awaited = self._is_there = False

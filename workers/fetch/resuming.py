@@ -1,4 +1,10 @@
-"""Where a stream starts: at its origin, or at a cut, with the rows that the cut left over."""
+"""Where a stream starts: at its origin, or at a cut, with the rows that the cut left over.
+
+A cut lies within a chunk more often than between two. So a resumed stream begins with the rest of a
+chunk that is at hand, or that a call gives once more. The second is preferred to be a call in its
+usual place, so that these rows come by the one way that all rows come; it is made apart only if the
+calls cannot begin with it.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +15,12 @@ from numpy.typing import NDArray
 from feeder.workers.errors import FetchTimeout
 from feeder.workers.fetch.calls import fetch_again
 from feeder.workers.fetch.queue import Queue
-from feeder.workers.spec import RunSpec, StreamSpec
 from feeder.workers.stats import FetchStats
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Columns, Schema
 from feeder.workers.stream.merge import MergedChunks
 from feeder.workers.stream.position import Cut, Leftover, PartialChunk, Partitions, Position, Span
+from feeder.workers.stream.spec import RunSpec, StreamSpec
 
 Rows = tuple[NDArray[Any], ...]
 
@@ -25,7 +31,7 @@ class Resume(NamedTuple):
     cut: Cut
     """The place to go on at."""
     rows: Rows | None = None
-    """The rows left over at the cut, where they are at hand; else their chunk is fetched again."""
+    """The rows left over at the cut if they are at hand; otherwise their chunk is fetched again."""
     columns: Columns | None = None
     """The columns as they were observed then."""
     is_older: bool = False
@@ -35,9 +41,9 @@ class Resume(NamedTuple):
 
 
 class LeftoverSpan(Span):
-    """The span of the one chunk left over. After it the stream stands where the cut says, even
-    where calls of smaller indices are still to be made (pure form in order of arrival). Written
-    once, by the thread that starts the stream."""
+    """The span of the one chunk left over. After it the stream stands at the cut, even if calls of
+    smaller indices are still to be made (pure form in order of arrival). Written once, by the
+    thread that starts the stream."""
 
     __slots__ = ("after",)
 
@@ -55,15 +61,15 @@ class LeftoverSpan(Span):
 class StreamStart:
     """The first position of a stream, and how its leftover rows come back.
 
-    There are three ways. Where the rows are at hand they are the stream's first chunk. Else the
+    There are three ways. If the rows are at hand they are the stream's first chunk. Otherwise the
     calls begin with the one that returned their chunk; the assembler compares the chunk and skips
     the rows that were taken. In order of arrival calls of smaller indices may still be missing, so
     there a pure function is called for that one chunk apart. A chunk that was taken whole comes
     again in the same ways, and is compared alone; one that ended its epoch comes apart.
 
-    Values, all of them known when it is made, but for what the call that is made apart came to. A
-    fetcher makes it, for its calls are what the function has to bear, and the thread that merges
-    waits for it; that one alone calls `leftover_chunks`.
+    All values are known when it is made, but for what the call that is made apart came to. A
+    fetcher makes that call, since only fetchers call the function, and the enqueuer's thread waits
+    for it; that thread alone calls `leftover_chunks`.
     """
 
     def __init__(
@@ -94,7 +100,7 @@ class StreamStart:
         # Put back by one call, so that there is no second way into the assembler: the chunk comes
         # like any other, and is compared as it comes.
         self.expected: Leftover | None = None
-        """The chunk that the calls begin with, where they begin before one."""
+        """The chunk that the calls begin with, if they begin before one."""
         self._apart: tuple[Leftover, Call] | None = None
         self._chunk: Any = None
         self._error: BaseException | None = None
@@ -127,7 +133,7 @@ class StreamStart:
         return None if self.expected is None else self.expected.partition
 
     def call_apart(self, queue: Queue) -> None:
-        """Make the call that is made out of turn, where there is one. For one fetcher, before its
+        """Make the call that is made out of turn, if there is one. For one fetcher, before its
         other calls."""
         if self._apart is None:
             return
@@ -142,7 +148,7 @@ class StreamStart:
 
     def leftover_chunks(self, schema: Schema, queue: Queue) -> MergedChunks | None:
         """The rows left over, which come before all that is fetched, counted into the buffers;
-        None where there are none or where they come with the calls."""
+        None if there are none or if they come with the calls."""
         leftover, resume = self._leftover, self._resume
         if resume is None or self.expected is not None:
             return None
@@ -160,7 +166,7 @@ class StreamStart:
         return MergedChunks(span, columns, [num_rows], leftover.taken, leftover.digest)
 
     def _take(self, leftover: Leftover, call: Call, schema: Schema, queue: Queue) -> Rows | None:
-        """The rows left over, of the chunk that comes apart; None where the stream is over."""
+        """The rows left over, of the chunk that comes apart; None if the stream is over."""
         spec, seconds = self._spec, self._run.timeout_s
         if not queue.wait_for(lambda: self._is_called, seconds) and not queue.closed:
             raise FetchTimeout(

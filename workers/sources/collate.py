@@ -10,11 +10,20 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.stores.reading import Columns, RecordError, masked_error, stack
+from feeder.workers.sources.stores.reading import (
+    Columns,
+    RecordError,
+    has_place,
+    masked_error,
+    stack,
+)
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import is_masked, is_nested, leaves, leaves_of
 
 Collate: TypeAlias = Callable[[Sequence[Any]], Columns]
+
+_NUMBERS = {kind: np.dtype(kind) for kind in np.ScalarType if np.dtype(kind).kind in "biufc"}
+"""The types of numbers of Python's and NumPy's, and what NumPy makes of each."""
 
 _CURE = ": bring them to one shape, or give collate= a function that does"
 
@@ -165,6 +174,11 @@ def _column(
     kinds = set(map(type, values))
     if kinds == {np.ndarray}:
         return stack(values, names, column, _CURE, call)
+    if len(kinds) == 1 and (dtype := _NUMBERS.get(type(values[0]))) and not has_place(call):
+        # All at once, in C. Another dtype is that of whole numbers beyond 64 bits.
+        made = np.array(values)
+        if made.dtype == dtype:
+            return made
     if any(map(is_masked, kinds)):
         i = [is_masked(type(value)) for value in values].index(True)
         raise masked_error(f"{names(i)}: {column}")

@@ -61,6 +61,7 @@ from feeder.workers.sources.steps.rows import (
     as_it_was,
     is_far,
     name_in,
+    origins,
     samples_of,
     size_of,
     touches,
@@ -72,6 +73,7 @@ from feeder.workers.sources.stores.reading import (
     Faults,
     LeftOut,
     OnError,
+    Record,
     RecordError,
     Records,
 )
@@ -181,6 +183,21 @@ class Source:
     def first_name(self, call: Call) -> str:
         """What an error message calls the record that a call begins with."""
         return name_in(self.records, int(self.indices(call)[0]), call)
+
+    def records_of(self, call: Call) -> list[tuple[Record, ...]]:
+        """The records that the rows of a call are made of; nothing is read. They are known if rows
+        follow from numbers: of sources that are not filtered, packed, or read with "skip".
+
+        Raises:
+            StopIteration: the call lies behind the end of its epoch.
+        """
+        return origins(self.records, self.indices(call), call)
+
+    @property
+    def num_turns(self) -> int:
+        """After so many epochs they have as many rows again, each as the one so long before."""
+        sharding = self._plan.sharding
+        return 1 if sharding.stick_to_shard else sharding.num_shards
 
     def indices(self, call: Call) -> NDArray[np.int64]:
         """The records of a call, repeats of the last one included where it is padded.
@@ -334,6 +351,10 @@ class Source:
         """What it calls what lies at a position of the call's epoch."""
         (record,) = self._order(call.seed).at(call.epoch, np.array([position])).tolist()
         return name_in(self.records, record, call)
+
+    def origins(self, positions: NDArray[np.int64], call: Call) -> list[tuple[Record, ...]]:
+        """The records that lie at positions of the call's epoch."""
+        return origins(self.records, self._order(call.seed).at(call.epoch, positions), call)
 
     def read(self, positions: NDArray[np.int64], call: Call) -> Columns | None:
         """The records at positions of the call's epoch, as columns."""

@@ -14,7 +14,6 @@ from weakref import ref
 import numpy as np
 
 from feeder.workers.errors import ResumeError
-from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Arrays, Slot, Slots
 from feeder.workers.stream.chunks import Columns, Schema, columns_like, part_of
@@ -39,6 +38,7 @@ from feeder.workers.stream.position import (
     Span,
 )
 from feeder.workers.stream.rounds import Turns, next_round
+from feeder.workers.stream.spec import StreamSpec
 
 Filled = tuple[Arrays, Slot | None]
 """The arrays of a batch, and the slot that its reader gives back (`Batch._slot`)."""

@@ -1,4 +1,11 @@
-"""What tells a chunk that comes again from another: digests of its rows."""
+"""What tells a chunk that comes again from another: digests of its rows.
+
+A resumed stream joins the rest of a chunk to rows of a run that is gone. The only proof that both
+are of one chunk is what the position holds of it, so a position holds a digest. It is of a sample:
+a digest of everything would read each chunk once more, only to find a function that gives other
+rows after a restart, and such a function changes nearly all of them. The numbers of the sample are
+part of every position that was ever stored, and never change.
+"""
 
 from __future__ import annotations
 

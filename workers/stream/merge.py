@@ -15,10 +15,10 @@ from itertools import chain
 from typing import Any
 
 from feeder.workers.errors import ChunkError, FeedError
-from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.chunks import Schema, count_bytes
 from feeder.workers.stream.digests import OTHER_ROWS, Prints, chain_marks, hash_chunk
 from feeder.workers.stream.position import IndexSpan, Partitions, Position, Span, next_live
+from feeder.workers.stream.spec import StreamSpec
 
 # ---- What the merge works with: what calls came to, merged chunks, the end of an epoch
 

@@ -180,10 +180,14 @@ class Counting(NamedTuple):
         """The round that the next epoch begins with; None where rounds do not end with epochs."""
         return (self._epoch(number) + 1) * _EPOCH if self.per_epoch else None
 
+    def knows(self, number: int) -> bool:
+        """Whether it says where the rounds of the batch there begin: of the epochs before the one
+        that it begins in it does not."""
+        return self._epoch(number) >= self._epoch(self.begins)
+
     def agrees(self, other: Counting, number: int) -> bool:
-        """Whether another counting gives the batch there to the same queue."""
-        # Of the epochs before the one that it begins in a counting knows nothing.
-        if self._epoch(number) < max(self._epoch(self.begins), other._epoch(other.begins)):
+        """Whether another counting gives the batch there to the same queue, as far as both know."""
+        if not (self.knows(number) and other.knows(number)):
             return True
         return (self.turn(number) - other.turn(number)) % self.num == 0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.position import Cut
 from feeder.workers.stream.rounds import Turns, next_round
+from feeder.workers.stream.spec import StreamSpec
 
 
 def skip_ahead(spec: StreamSpec, cut: Cut, turns: Turns, num: int) -> tuple[Cut, Turns] | None:

@@ -46,8 +46,8 @@ from feeder.errors import ConfigError, ResumeError
 from feeder.sources import LeftOut, RecordError, Source
 from feeder.state import codec
 from feeder.workers.sources.stores.reading import OnError
-from feeder.workers.spec import FILE_ORDER
 from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.spec import FILE_ORDER
 
 _TIMEOUT_S = 600.0
 _PRELOAD = ("feeder.adapters.torch",)

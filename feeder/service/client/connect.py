@@ -14,7 +14,7 @@ from feeder.errors import ConfigError
 from feeder.ranks import is_this_host, queue_of
 from feeder.service.client.consumer import Consumer
 from feeder.service.client.io_loop import ClientLoop
-from feeder.service.client.options import ConsumerOptions
+from feeder.service.client.machine import ConsumerOptions
 from feeder.service.net.addresses import Address, check_connects, default_address, parse
 from feeder.service.net.connection import Connection
 from feeder.service.net.keys import ClientKeys
@@ -138,10 +138,10 @@ def connect(
     security = Security(None if keys is None else ClientKeys.from_directory(keys))
 
     # The I/O loop asks for a connection each time that it tries an address, and knows no keys.
-    def make_connection(address: str) -> Connection:
-        return Connection(security, parse(address), _MAX_FRAME_BYTES)
-
-    return Consumer(ClientLoop(options, make_connection, position, security.close, landing))
+    return Consumer(ClientLoop(
+        options, lambda address: Connection(security, parse(address), _MAX_FRAME_BYTES), position,
+        security.close, landing,
+    ))  # fmt: skip
 
 
 def _position(resume: Any) -> bytes:
@@ -199,8 +199,8 @@ def _name(feed: Any) -> str:
 def _queue(addresses: Sequence[Address]) -> int:
     """Return the queue that the launcher's environment names.
 
-    Where the servers are on this host it is the number among this node's trainers, else among all:
-    two nodes' first trainers must not ask one server for the same queue.
+    If the servers are on this host it is the number among this node's trainers, otherwise among
+    all: two nodes' first trainers must not ask one server for the same queue.
     """
     return queue_of(os.environ, is_near=_is_near(addresses)).number
 

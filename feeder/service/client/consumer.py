@@ -50,10 +50,10 @@ class Consumer(EpochReader, Closing):
     another thread is in it. Positions may be asked for by any thread. When its server goes away it
     looks for one again, at each of its addresses, and goes on where it was. Arrays may be kept for
     as long as they are wanted: a consumer that keeps more batches than there are slots for is given
-    private copies. `iter` raises `ConfigError` where all batches have been handed out already.
+    private copies. `iter` raises `ConfigError` if all batches have been handed out already.
 
     The thread that reads owns the batches at hand and the position. It shares the inbox with the
-    I/O thread, which owns all else. An interrupt (Ctrl-C) in any method loses no batch.
+    I/O thread, which owns the rest. An interrupt (Ctrl-C) in any method loses no batch.
     """
 
     def __init__(self, loop: ClientLoop) -> None:
@@ -105,15 +105,16 @@ class Consumer(EpochReader, Closing):
             if (ready := self._wait_for_some()) is None:
                 self._end_is_told = True
                 raise StopIteration
-            inbox = self._inbox
-            lease: Any = inbox.lease
+            inbox: Any = self._inbox
+            lease = inbox.lease
             handed, (rows, num_bytes) = inbox.handed + 1, self._counts
             on_host = inbox.landing is None
-            batch = ready[0] if on_host else self._land(ready.popleft())
+            # A GPU's batch is ordered behind its copy on the user's stream.
+            batch = ready[0] if on_host else inbox.batches.receive(ready.popleft())
             point("consumer.handed")
             # What the user still looks at, in slots: above `hold` the server would run out of them,
             # so the batch is copied and its slot goes back.
-            kept = handed - lease.base - lease.data_path.num_released if lease.lends else 0
+            kept = handed - lease.base - lease.num_released if lease.lends else 0
             if kept > self._most_held:
                 batch = self._copy(batch)
             if handed - self._told_at > self._tell_every:
@@ -124,7 +125,7 @@ class Consumer(EpochReader, Closing):
             epoch = self._enter(batch.epoch)
             epoch.newest = batch.index
             batch.of = epoch
-            counts = rows + batch.rows, num_bytes + lease.bytes_of(batch)
+            counts = rows + batch.rows, num_bytes + batch.held_bytes
             # No call stands between these assignments and the `return`, and Python raises
             # interrupts at calls: a batch that the user never saw does not count, and comes next.
             self._position, inbox.handed, self._counts = batch.place, handed, counts
@@ -158,12 +159,6 @@ class Consumer(EpochReader, Closing):
         queue.given = None
         return None
 
-    def _land(self, batch: Batch) -> Batch:
-        """Return the batch on the GPU, ordered behind its copy on the user's stream."""
-        queue: Any = self._inbox.batches
-        landed: Batch = queue.receive(batch)
-        return landed
-
     def _copy(self, batch: Batch) -> Batch:
         """Return the batch in memory of its own, so that its slot goes back."""
         if not self._copies:
@@ -185,7 +180,7 @@ class Consumer(EpochReader, Closing):
         """Return how many batches the whole stream has on this queue, as if no record were left
         out.
 
-        Raises `TypeError` where the server cannot know it: it does for sources with a number of
+        Raises `TypeError` if the server cannot know it: it does for sources with a number of
         epochs.
         """
         length = self._lease.opened.length
@@ -252,7 +247,7 @@ class Consumer(EpochReader, Closing):
     def snapshot(self) -> Snapshot:
         """Return the position with its leftover rows, as the server has them.
 
-        Raises `RemoteError` where there is no server, or where it does not know the rows, as just
+        Raises `RemoteError` if there is no server, or if it does not know the rows, as just
         after it was found again (`state_dict` always works). Raises `ClosedError` after `close`.
         """
         self._check_usable()
@@ -272,7 +267,7 @@ class Consumer(EpochReader, Closing):
     @property
     def plane(self) -> str:
         """How the batches come: "shared" or "frames"."""
-        return self._lease.data_path.kind
+        return self._lease.kind
 
     @property
     def path(self) -> str:

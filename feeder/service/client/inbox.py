@@ -11,9 +11,8 @@ from typing import Any
 from feeder.devices.cuda.landing import Landing
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
-from feeder.errors import ClosedError, FeedError
-from feeder.service.client.lease import ClientLease
-from feeder.service.client.stats import ConsumerStats
+from feeder.errors import ClosedError, FeedError, RemoteError
+from feeder.service.client.lease import ClientLease, ConsumerStats
 from feeder.service.protocol.messages import Report
 from feeder.waking import OneShotEvent
 from feeder.workers.stream.batch import Batch
@@ -35,6 +34,40 @@ class Loading(deque[Batch]):
         """The bytes of the state: where to go on."""
 
 
+class SnapshotRequest:
+    """A user's question for a snapshot: the I/O thread answers it, and the user's thread waits.
+
+    The I/O thread owns the answer, but for a wait that is given up. A `Future` will not do: its
+    wait, when interrupted, may release a lock that another thread holds (see `OneShotEvent`).
+    """
+
+    def __init__(self) -> None:
+        self._event = OneShotEvent()
+        self._answer: bytes | RemoteError | None = None
+        self.given_up = False
+        """Whether nobody waits for the answer any more."""
+
+    def answer(self, answer: bytes | RemoteError) -> None:
+        """Give the answer; the first one counts."""
+        # The waiter may have given up just now, and has its own answer then.
+        if self._answer is None:
+            self._answer = answer
+        self._event.ring()
+
+    def result(self, timeout_s: float) -> bytes:
+        """Wait for the snapshot's bytes; `RemoteError` if there is none. The user's thread's."""
+        if not self._event.wait(timeout_s):
+            # Told to the I/O thread first, which then need not send the question at all.
+            self.given_up = True
+            why = f"no answer within {timeout_s:g} s"
+            self.answer(RemoteError(f"no snapshot: {why}; use state_dict()"))
+        answer = self._answer
+        assert answer is not None
+        if isinstance(answer, RemoteError):
+            raise answer
+        return answer
+
+
 class Inbox:
     """Where the I/O thread leaves what has come, and the user's thread finds it.
 
@@ -48,7 +81,7 @@ class Inbox:
         self._describe_wait = describe_wait
         self._began = time.monotonic()
         self.landing = landing
-        """The GPU that batches go to; None where they stay on the host."""
+        """The GPU that batches go to; None if they stay on the host."""
         # Held for a few assignments, never around a wait: the user's thread waits for an event of
         # its own. `threading.Condition` would take the lock back in Python code after a wait, and
         # an interrupt just then makes it release what another thread holds.
@@ -67,7 +100,7 @@ class Inbox:
         self.begun = False
         """Whether the user has asked for a batch; written by the user's thread."""
         self.lease: ClientLease | None = None
-        """The lease in force, else the last one; None before the first."""
+        """The lease in force, otherwise the last one; None before the first."""
         self.num_opened = 0
         """How often a server has given the queue."""
         self.num_restarts = 0
@@ -83,6 +116,12 @@ class Inbox:
             return HostQueue(2**62, self._describe_wait)
         return self.landing.make_queue(self._describe_wait)
 
+    def _renew_queue(self) -> None:
+        # The clock of waits goes on: counters of one process never fall.
+        starved = self.batches.starved
+        self.batches = self._make_queue()
+        self.batches.starved = starved
+
     @property
     def has_opened(self) -> bool:
         """Whether a server has given the queue since the last load."""
@@ -90,22 +129,17 @@ class Inbox:
 
     def drop_in_child(self) -> None:
         """In a forked child: let go of the batches, which its parent hands out."""
-        # The clock of waits goes on: counters of one process never fall.
-        starved = self.batches.starved
-        self.batches = self._make_queue()
-        self.batches.starved = starved
+        self._renew_queue()
 
     # ---- the I/O thread's
 
     def clear(self, number: int) -> None:
         """Forget all that has come: the consumer starts where the load of this number says."""
         with self._lock:
-            starved = self.batches.starved
             # One thread reads at a time. A thread that still waits at the old queue gets an error
             # and not silence: nothing will ever be put there.
             self.batches.finish(ClosedError("another thread has loaded a state"))
-            self.batches = self._make_queue()
-            self.batches.starved = starved
+            self._renew_queue()
             self.received, self.begun = 0, False
             # A load may follow a refused one, so the failure of the position before is void.
             self.failure = None
@@ -119,13 +153,15 @@ class Inbox:
             self.num_opened += 1
             self._wake_waiters()
 
-    def fail(self, error: FeedError) -> None:
-        """End the stream with an error; of several errors the first is kept."""
-        # Outside the lock, as the queue has its own. Batches before the error are still handed out.
-        self.batches.finish(error)
-        with self._lock:
-            self.failure = self.failure or error
-            self._wake_waiters()
+    def finish(self, ending: Any) -> None:
+        """After the batches that have come, the stream ends: at a position, or with an error. Of
+        several errors the first is kept."""
+        # Outside the lock, as the queue has its own.
+        self.batches.finish(ending)
+        if isinstance(ending, FeedError):
+            with self._lock:
+                self.failure = self.failure or ending
+                self._wake_waiters()
 
     def summarise(self, rows: int, num_bytes: int) -> dict[str, Any]:
         """Return the consumer's figures; `rows` and `num_bytes` are what was handed out.

@@ -1,5 +1,9 @@
-"""One lease as its consumer sees it: how batches reach it, through shared memory or in frames, and
-what the server is told of them."""
+"""How the batches of one lease reach their consumer: through shared memory, or in frames.
+
+Numbers come in messages, memory beside them. A batch's arrays are the memory itself wherever that
+is possible, so what the user lets go of has to come back to the server: the end of the last array
+of a batch puts its slot on a deque, in C, from whichever thread drops it.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,8 @@ from feeder.devices.cuda.pinned import PinnedSlot
 from feeder.devices.layout import Layout, credit_for, layout
 from feeder.devices.slots import HostSlot
 from feeder.errors import ConfigError, ProtocolError, TransportError
-from feeder.service.client.options import ConsumerOptions
+from feeder.service.client.machine import ConsumerOptions
 from feeder.service.client.remote import Identity, RemotePosition, columns_of
-from feeder.service.client.stats import ConsumerStats
-from feeder.service.faults import point
 from feeder.service.memory import forking
 from feeder.service.memory.fdpass import Attachment, attach
 from feeder.service.memory.mapping import FrameSlots, MappedArena, view
@@ -44,45 +46,89 @@ are read where ZeroMQ received them, since the copy would take as long as the re
 Arrays = tuple[NDArray[Any], ...]
 
 
-class DataPath:
-    """The data path of one lease: it turns the numbers of a message into arrays.
+class ConsumerStats:
+    """A consumer's own counts. The I/O thread owns `checked_s` and `corrupt`, and calls
+    `take_report`; whichever thread asks for a position writes the others, where a lost increment is
+    harmless."""
+
+    def __init__(self) -> None:
+        self.checked_s = 0.0
+        """Seconds spent on checksums."""
+        self.corrupt = 0
+        """Batches whose bytes did not match their checksum."""
+        self.positions = 0
+        """How often the position was asked for."""
+        self.position_asked_at: float | None = None
+        """When it was last asked for (monotonic clock); None before the first time."""
+        self._told = (0.0, 0.0, 0, 0)
+
+    def note_position_asked(self, now: float) -> None:
+        """Count that the user asks for the position."""
+        self.positions += 1
+        self.position_asked_at = now
+
+    def take_report(self, waited_s: float) -> say.Report:
+        """Return the increments since the last report; `waited_s` is the trainer's whole wait."""
+        # Increments and not totals: a server that has just taken the queue over must not count
+        # what its predecessor was told already.
+        seen = (waited_s, self.checked_s, self.corrupt, self.positions)
+        told, self._told = self._told, seen
+        # Never negative: the server adds these up into counters, and a counter must not fall.
+        waited, checked = (
+            max(0.0, now - then) for now, then in zip(seen[:2], told[:2], strict=True)
+        )
+        return say.Report(waited, checked, seen[2] - told[2], seen[3] - told[3])
+
+
+class ClientLease:
+    """The batches of one lease: a server's promise to send one queue's batches to this consumer.
 
     Owned by the I/O thread. Arrays are let go of in any thread, perhaps inside the garbage
     collector: a C callback appends to `_released`, a deque, and only the I/O thread takes from it.
-    `freeze` and `thaw` are called by threads that fork. The user's thread reads `kind`, `lends` and
-    `num_released`.
+    `freeze` and `thaw` are called by threads that fork. The user's thread reads public fields,
+    which do not change once batches have come, and `num_released`.
     """
 
     def __init__(
         self,
         opened: say.Opened,
+        identity: Identity,
+        base: int,
         options: ConsumerOptions,
         wake: Callable[[], None],
         stats: ConsumerStats,
         landing: Landing | None = None,
     ) -> None:
+        self.opened = opened
+        self.identity = identity
+        self.base = base
+        """How many batches the consumer had received before this lease."""
+        self.columns: Columns | None = None
+        """The columns, once the server has declared them or if the resumed position has them."""
+        self.tell_every = 1
+        """After how many batches, at the latest, the server is told that they were used."""
+        self._expected = 0
+        self._names: tuple[str, ...] = ()
+        self._axes: tuple[int, ...] = ()
+        self._rows = self._row_bytes = 0
+        self._layout = Layout((), 0)
         self._wake = wake
         self._stats = stats
         self._landing = landing
         # What the user writes into is a copy. To map the slot privately instead, so that a write
-        # copies a page, takes five to ten times as long where all is written, and never less.
+        # copies a page, takes five to ten times as long if all is written, and never less.
         self._copies = landing is None and (options.writable or opened.writable)
+        self._frames = FrameSlots(1)
         self._arenas: dict[int, MappedArena] = {}
         self._released: deque[Loan] = deque()
         self._num_taken = 0
         # A reason for each forked child that has not yet copied what it looks at. While there is
         # one, no slot is reported free: the server would write it under the child.
         self._freezes: set[object] = set()
-        self.tell_every = 1
-        """After how many released slots, at the latest, the I/O thread is woken to report them."""
-        self._frames = FrameSlots(1)
-        self._columns: Columns = ()
-        self._rows = 0
-        self._layout = Layout((), 0)
         self.attachment: Attachment | None = None
-        """The unix connection that descriptors come over; None where batches come in frames."""
+        """The unix connection that descriptors come over; None if batches come in frames."""
         self.reason = ""
-        """Why batches come in frames; empty where they do not."""
+        """Why batches come in frames; empty if they do not."""
         if options.plane == "frames":
             self.reason = options.why_frames
         elif opened.shared is None:
@@ -117,9 +163,18 @@ class DataPath:
         """Whether the user's arrays lie in the server's slots, which then are held for as long."""
         return self.attachment is not None and self._landing is None and not self._copies
 
-    def set_columns(self, columns: Columns, rows: int, credit: int) -> None:
-        """Take the columns, the rows of a full batch, and how many batches may be on their way."""
-        self._columns, self._rows, self._layout = columns, rows, layout(columns, rows)
+    def set_spec(self, spec: say.Spec) -> None:
+        """Take the columns that the server has declared; they come before the first batch."""
+        self.columns = columns = columns_of(spec)
+        self._names = tuple(column.name for column in columns)
+        self._axes = tuple(column.axis for column in columns)
+        self._row_bytes = sum([column.row_bytes for column in columns])
+        self._rows, self._layout = spec.batch_size, layout(columns, spec.batch_size)
+        # The server computes the same credit from the same columns, so it need not be sent.
+        credit = self.opened.credit or credit_for(self._layout.num_bytes)
+        # A quarter of it: each message wakes both processes, which costs some 50 µs, more than an
+        # 8 KB batch; and with three quarters still under way the server never runs dry.
+        self.tell_every = max(1, credit // 4)
         # As many free slots are kept as batches may wait: with fewer, memory is made anew again.
         self._frames = FrameSlots(credit, writable=self._copies)
         if self.kind == "frames" and self._layout.num_bytes >= _LARGE_BYTES:
@@ -143,12 +198,47 @@ class DataPath:
         if self._landing is not None:
             mapped.pin(self._landing.register)
 
-    def arrays(self, group: say.Group, frames: list[Any]) -> Iterator[Arrays]:
-        """Yield the arrays of each batch of a group.
+    def take_batches(self, message: say.Batches, frames: Sequence[Any]) -> list[Batch]:
+        """Return the batches of a message.
 
-        Raises `ProtocolError` where its memory is not what was sent.
+        Raises `ProtocolError` if they are not the next ones, or their bytes are not those that
+        were sent.
         """
-        columns, rows, whole = self._columns, self._rows, self._layout
+        if not self._names:
+            raise ProtocolError("batches came before their columns")
+        batches: list[Batch] = []
+        for group in message.groups:
+            # Order comes from numbers: one that is missing ends the lease, and nothing is guessed.
+            if group.sequence != self._expected:
+                raise ProtocolError(f"batch {group.sequence} came, expected {self._expected}")
+            batches += self._take(group, frames)
+            self._expected += len(group.slots)
+        return batches
+
+    def _take(self, group: say.Group, frames: Sequence[Any]) -> Iterator[Batch]:
+        names, identity, stride = self._names, self.identity, group.stride
+        index, step = group.index, group.step
+        # A group names its first batch; the others follow at the stride, the number of queues.
+        for at, arrays in enumerate(self._arrays(group, frames)):
+            # What the user may write to holds other rows when the position is asked for.
+            axes = None if arrays[0].flags.writeable else self._axes
+            position: Any = RemotePosition(identity, None, group, at, axes)
+            batch = Batch(names, arrays, position, group.epoch, index, step, group.rows)
+            position.batch = ref(batch)
+            # With shapes of their own they have other bytes per row than the columns say.
+            batch.held_bytes = (
+                batch.rows * self._row_bytes
+                if group.shapes is None
+                else sum([array.nbytes for array in arrays])
+            )
+            yield batch
+            index += stride
+            step += stride
+
+    def _arrays(self, group: say.Group, frames: Sequence[Any]) -> Iterator[Arrays]:
+        """Yield the arrays of each batch of a group."""
+        assert self.columns is not None
+        columns, rows, whole = self.columns, self._rows, self._layout
         # Slots are laid out for full batches; a batch copied in as it was has shapes of its own.
         if group.shapes is not None:
             columns, rows = _shaped(columns, group), group.length
@@ -184,7 +274,7 @@ class DataPath:
                 yield bounce.lease(length)
 
     def _take_frames(
-        self, group: say.Group, frames: list[Any], columns: Columns, rows: int, whole: Layout
+        self, group: say.Group, frames: Sequence[Any], columns: Columns, rows: int, whole: Layout
     ) -> Arrays:
         memories = [frame.buffer for frame in frames]
         num_bytes = sum(map(len, memories))
@@ -194,7 +284,7 @@ class DataPath:
         is_in_parts = len(memories) > 1 and self._mode == "sampled"
         may_view = self._landing is None and not self._copies
         if may_view and num_bytes >= _LARGE_BYTES and not is_in_parts:
-            # None where a column is cut in two by the end of a frame.
+            # None if a column is cut in two by the end of a frame.
             arrays = view(memories, whole, rows, group.length)
             if arrays is not None:
                 self._check(memories, group, 0)
@@ -295,176 +385,3 @@ def _shaped(columns: Columns, group: say.Group) -> Columns:
         column._replace(shape=tuple(shape))
         for column, shape in zip(columns, group.shapes, strict=True)
     )
-
-
-_TELL_S = 0.5
-"""The server is told at least so often: it shows each trainer's waits, and between two messages it
-takes a consumer that has used all it was sent for one that waits."""
-
-
-class ClientLease:
-    """One lease: a server's promise to send one queue's batches to this consumer.
-
-    Owned by the I/O thread. The user's thread reads `opened`, `data_path`, `base`, `lends`,
-    `columns` and `credit`, which do not change once batches have come, and calls `count_bytes`.
-    `base` is the number of batches that the consumer had received before this lease: sequence
-    numbers of a lease begin at 0, so that batches of an older lease cannot pass for its own.
-    """
-
-    def __init__(
-        self,
-        opened: say.Opened,
-        identity: Identity,
-        data_path: DataPath,
-        base: int,
-        send: Callable[[say.Message], None],
-        report: Callable[[], say.Report],
-    ) -> None:
-        self.opened = opened
-        self.identity = identity
-        self.data_path = data_path
-        self.lends = data_path.lends
-        """Whether batches are the server's own slots, and not copies of them."""
-        self.base = base
-        self._send = send
-        self._report = report
-        self._expected = 0
-        self._has_begun = False
-        # Not 0: that nothing of earlier leases is pending is news, also before the first batch.
-        self._last_told = -1
-        self._names: tuple[str, ...] = ()
-        self._axes: tuple[int, ...] = ()
-        self._row_bytes = 0
-        self._is_uniform = True
-        self.columns: Columns | None = None
-        """The columns, once the server has declared them or where the resumed position has them."""
-        self.credit = max(1, opened.credit)
-        """Batches that may be on their way."""
-        self.renew_at = time.monotonic() + min(_TELL_S, opened.lease_s / 3)
-        """When the server must be told again that this consumer is alive (monotonic clock)."""
-
-    @property
-    def tell_every(self) -> int:
-        """After how many batches, at the latest, the server is told that they were used.
-
-        A quarter of the credit: each message wakes both processes, which costs some 50 µs, more
-        than an 8 KB batch; and with three quarters still under way the server never runs dry.
-        """
-        return max(1, self.credit // 4)
-
-    def say_ready(self) -> None:
-        """Tell the server that batches can come, and by which data path."""
-        self._send(
-            say.Attached(
-                generation=self.opened.generation,
-                plane=self.data_path.kind,
-                reason=self.data_path.reason,
-            )
-        )
-
-    # ---- what the server says
-
-    def set_spec(self, spec: say.Spec) -> None:
-        """Take the columns that the server has declared; they come before the first batch."""
-        self.columns = columns_of(spec)
-        self._names = tuple(column.name for column in self.columns)
-        self._axes = tuple(column.axis for column in self.columns)
-        self._row_bytes = sum([column.row_bytes for column in self.columns])
-        batch_bytes = layout(self.columns, spec.batch_size).num_bytes
-        # The server computes the same credit from the same columns, so it need not be sent.
-        self.credit = self.opened.credit or credit_for(batch_bytes)
-        self.data_path.set_columns(self.columns, spec.batch_size, self.credit)
-        self.data_path.tell_every = self.tell_every
-
-    def take_batches(self, message: say.Batches, frames: list[Any]) -> list[Batch]:
-        """Return the batches of a message.
-
-        Raises `ProtocolError` where they are not the next ones, or their bytes are not those that
-        were sent.
-        """
-        if not self._names:
-            raise ProtocolError("batches came before their columns")
-        batches: list[Batch] = []
-        for group in message.groups:
-            # Order comes from numbers: one that is missing ends the lease, and nothing is guessed.
-            if group.sequence != self._expected:
-                raise ProtocolError(f"batch {group.sequence} came, expected {self._expected}")
-            batches += self._take(group, frames)
-            # Batches with shapes of their own have other bytes per row than the columns say.
-            if group.shapes is not None:
-                self._is_uniform = False
-            self._expected += len(group.slots)
-        return batches
-
-    def bytes_of(self, batch: Batch) -> int:
-        """Return the bytes of a batch."""
-        if self._is_uniform:
-            return batch.rows * self._row_bytes
-        return sum([array.nbytes for array in batch.columns])
-
-    def _take(self, group: say.Group, frames: list[Any]) -> Iterator[Batch]:
-        names, identity, stride = self._names, self.identity, group.stride
-        index, step = group.index, group.step
-        # A group names its first batch; the others follow at the stride, the number of queues.
-        for at, arrays in enumerate(self.data_path.arrays(group, frames)):
-            # What the user may write to holds other rows when the position is asked for.
-            axes = None if arrays[0].flags.writeable else self._axes
-            position: Any = RemotePosition(identity, None, group, at, axes)
-            batch = Batch(names, arrays, position, group.epoch, index, step, group.rows)
-            position.batch = ref(batch)
-            yield batch
-            index += stride
-            step += stride
-
-    # ---- what the server is told
-
-    def tell_used(self, handed: int, *, begun: bool = False, renew: bool = False) -> None:
-        """Tell the server how many batches were used and which slots are free, if that is news.
-
-        `begun`: the user has asked for a batch; `renew`: tell it in any case, to keep the lease.
-        Used and released go in one message, since each message wakes both processes.
-        """
-        # Negative while batches of earlier leases are with the user: they are `pending`, and until
-        # they are used the server must not take this queue for one that has ended.
-        used = handed - self.base
-        renew = renew or begun > self._has_begun
-        self._has_begun = self._has_begun or begun
-        slots = self.data_path.take_released()
-        # A message holds so many slots at most, so several may be needed.
-        while slots or used > self._last_told or renew:
-            renew, self._last_told = False, max(used, self._last_told)
-            point("consumer.before_used")
-            self._send(
-                say.Used(
-                    generation=self.opened.generation, sequence=max(0, used),
-                    pending=max(0, -used), begun=self._has_begun, slots=slots,
-                    report=self._report(),
-                )
-            )  # fmt: skip
-            point("consumer.used")
-            self.renew_at = time.monotonic() + min(_TELL_S, self.opened.lease_s / 3)
-            slots = self.data_path.take_released()
-
-    def ask_snapshot(self, handed: int, receipt: bytes) -> bool:
-        """Ask for the state after `handed` batches; False where this lease cannot know it.
-
-        `receipt` came with the last answer and proves that it was read.
-        """
-        # The batch at hand came under an earlier lease, whose rows this server may not have.
-        if handed < self.base:
-            return False
-        # First what was used: the server knows the state behind batches that it was told of.
-        self.tell_used(handed)
-        self._send(
-            say.Snapshot(
-                generation=self.opened.generation, sequence=handed - self.base, receipt=receipt
-            )
-        )
-        return True
-
-    def say_bye(self, handed: int) -> None:
-        """End the lease: the server may give the queue to another at once."""
-        # The goodbye carries nothing, so what was used and released goes before it: the server's
-        # checkpoint then has it, and arenas that were given back whole serve the next consumer.
-        self.tell_used(handed)
-        self._send(say.Bye(generation=self.opened.generation))

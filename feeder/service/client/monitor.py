@@ -34,7 +34,7 @@ class Monitor(Closing):
 
     Owned by the thread that calls it: no two threads may use it at once.
 
-    Raises `ConfigError` where the address or the keys are wrong.
+    Raises `ConfigError` if the address or the keys are wrong.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Monitor(Closing):
             # A receipt is worth something over the connection that it came over, and no other.
             self._session, self._receipt = Session(CONSUMER), b""
             self._session.on("connect")
-        # The receipt proves that the last answer was read: else a peer that asks and never reads
-        # would have the server hold its answers in memory.
+        # The receipt proves that the last answer was read: otherwise a peer that asks and never
+        # reads would have the server hold its answers in memory.
         message = say.Look(version=say.PROTOCOL_VERSION, receipt=self._receipt)
         self._session.on("Look")
         connection.send(encode(message))
@@ -95,7 +95,7 @@ class Monitor(Closing):
                 if connection.leads_to_itself():
                     raise TransportError(f"nobody listens at {self.address}") from None
                 raise
-            # Raises where the message may not come now, so the cases below are all there are.
+            # Raises if the message may not come now, so the cases below are all there are.
             self._session.on(type(message).__name__)
             match message:
                 case say.Seen():

@@ -42,7 +42,7 @@ class Identity(NamedTuple):
     began: Cut | None = None
     """Where the lease began, and how batches are dealt out from there on."""
     digest: bytes = b""
-    """Of the fingerprint, where it is known: to find it takes longer than all else of a state."""
+    """Of the fingerprint, if it is known: to find it takes longer than the rest of a state."""
 
     @property
     def may_be_uneven(self) -> bool:
@@ -52,7 +52,7 @@ class Identity(NamedTuple):
         return num > 1 and ends and self.fingerprint.get("last_round") == "uneven"
 
     def dealing(self, group: say.Group) -> Dealing | None:
-        """How the batches of a group are dealt out; None where no server has said it."""
+        """How the batches of a group are dealt out; None if no server has said it."""
         if self.began is None or (dealing := self.began.dealing) is None:
             return None
         # The size of a batch may follow from the number of queues, and have been another before.
@@ -70,7 +70,7 @@ class Identity(NamedTuple):
 
 
 def identity_of(opened: say.Opened) -> Identity:
-    """Return the stream that a server says it serves; `ProtocolError` where that is malformed."""
+    """Return the stream that a server says it serves; `ProtocolError` if that is malformed."""
     # Bytes of a peer: whatever they are, the error is one of the protocol, so that the consumer
     # looks for another server instead of ending with a traceback of msgpack.
     try:
@@ -91,7 +91,7 @@ class RemotePosition:
 
     The position of the `at`-th batch of a group is kept as a reference to the group, and its token
     is made when somebody asks: of thousands of positions a second a few are saved, and making each
-    token cost more than all else that was done for an 8 KB batch.
+    token cost more than all that was done beside for an 8 KB batch.
 
     Made by the I/O thread, then read by the user's thread. Two threads that ask at once both make
     the same token, so no lock is needed.
@@ -108,7 +108,7 @@ class RemotePosition:
         axes: tuple[int, ...] | None = None,
     ) -> None:
         self.batch: Callable[[], Batch | None] | None = None
-        """A weak reference to the batch that ended here, where it came in a group."""
+        """A weak reference to the batch that ended here, if it came in a group."""
         self._axes = axes
         self._identity = identity
         self._token = token
@@ -117,7 +117,7 @@ class RemotePosition:
 
     @property
     def token(self) -> bytes:
-        """The token, or the snapshot where the stream cannot be told in numbers."""
+        """The token, or the snapshot if the stream cannot be told in numbers."""
         if self._token is None:
             assert self._group is not None
             self._token = token_of(self._identity, self._group, self._at, self._axes, self.batch)
@@ -196,7 +196,7 @@ def _spread(runs: Sequence[tuple[int, bytes]]) -> list[bytes]:
 
 
 def columns_of(spec: say.Spec) -> Columns:
-    """Return the columns that a server declares; `ConfigError` where a dtype needs ml_dtypes, which
+    """Return the columns that a server declares; `ConfigError` if a dtype needs ml_dtypes, which
     is not installed."""
     return tuple(
         Column(name=column.name, axis=column.axis, dtype=read_dtype(column.dtype),

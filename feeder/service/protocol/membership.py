@@ -342,27 +342,32 @@ class Membership:
     def _agree_on(
         self, counting: Counting, number: int, event: Asks
     ) -> tuple[list[int], ResumeError | None]:
-        """Take over how somebody who comes counts rounds, where nobody is here who says otherwise;
-        else the error. Returns also the seats of those that hang and were dealt otherwise."""
-        if (event.start is not None and event.start.finished) or self.counting.agrees(
-            counting, number
-        ):
+        """Take over how somebody who comes counts rounds, if nobody is here who says otherwise;
+        otherwise the error. Returns also the seats of those that hang and were dealt otherwise."""
+        old = self.counting
+        is_over = event.start is not None and event.start.finished
+        if is_over or (old.knows(number) and old.agrees(counting, number)):
             return [], None
         others = [one for one in self.members if one.seat != event.seat and one.has_lease]
         decided = [one for one in others if one.lives and not one.undecided]
         if decided and event.undecided:
             return [], None  # Where it may begin is looked at when it wants to.
-        # A member does not say where rounds begin in the epochs before its own. Who comes back
-        # first may be epochs ahead of the others, and in theirs rounds may begin elsewhere.
-        known = [0 if one.start is None else one.start.first(self.counting) for one in decided]
-        if not all(self.counting.agrees(counting, max(number, since)) for since in known):
+
+        def differs(one: Member) -> bool:
+            # A member does not say where rounds begin in the epochs before its own. Who comes back
+            # first may be epochs ahead of the others, and in theirs rounds may begin elsewhere.
+            since = 0 if one.start is None else one.start.first(old)
+            return not old.agrees(counting, max(number, since))
+
+        if any(map(differs, decided)):
             mine = self.members[event.seat].name
             mine += f"'s checkpoint is of {counting.round_name(number)}"
             return [], self._differ(mine, decided)
         self.counting = counting
+        stale = [one.seat for one in others if not one.lives and differs(one)]
         for one in others:
             one.step = counting.first(one.step, one.queue)
-        return [one.seat for one in others if not one.lives], None
+        return stale, None
 
     def _hear_of_ended(self, seats: Iterable[int]) -> list[int]:
         """Take over what a consumer that comes back knows from a server before this one.

@@ -42,11 +42,11 @@ from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
 from feeder.workers.fetch.bound import Held
 from feeder.workers.fetch.resuming import Resume
-from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.dtypes import write_dtype
 from feeder.workers.stream.position import Cut, LazyPosition, Span
+from feeder.workers.stream.spec import StreamSpec
 
 # One slot is being written while one waits to be sent. Of small batches more, up to 4 MiB, so that
 # the next ones are there when the consumer's `Used` for a quarter of its credit arrives.

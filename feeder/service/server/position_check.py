@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from feeder.errors import ClosedError, FeedError, FetchError, ResumeError
 from feeder.service.protocol.events import Failed, Void
-from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut, LazyPosition
 from feeder.workers.stream.rounds import Counting
+from feeder.workers.stream.spec import StreamSpec
 
 
 class Stand(NamedTuple):

@@ -18,7 +18,7 @@ from crashes.positions import snapshot_at
 from feeder import cli
 from feeder.checkpoint.store import CheckpointStore
 from feeder.job import MultiNodeCheckpointManager
-from feeder.service.client import io_loop
+from feeder.service.client import machine
 
 __all__ = ["folder"]
 
@@ -202,7 +202,7 @@ def test_what_is_wrong_is_told_in_a_line(
 def test_a_server_goes_on_where_its_consumers_were(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io_loop, "_FAREWELL_S", 10.0)
+    monkeypatch.setattr(machine, "_FAREWELL_S", 10.0)
     steps: list[int] = []
     for num in (15, 15, 15):
         words = ["--checkpoint-dir", "run", "--keep=2", "--resume", "latest"]

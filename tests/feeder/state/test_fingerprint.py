@@ -137,6 +137,14 @@ def test_what_does_not_change_a_batch_may_differ() -> None:
          epochs=None, timeout=1.0, writable=True, retries=1, devices=("cpu:3",))  # fmt: skip
 
 
+def test_a_token_within_a_chunk_has_the_rest_of_it() -> None:
+    with make(Pure(5, 4), batch_size=3) as coordinator:
+        batches = list(coordinator["train"])
+    for number, batch in enumerate(batches, 1):
+        with make(Pure(5, 4), batch_size=3, resume=batch.cut.token()) as again:
+            assert ids(again["train"]) == ids(batches[number:])
+
+
 def test_a_token_of_other_settings_is_refused() -> None:
     with make(Pure()) as coordinator:
         token = next(coordinator["train"]).cut.token()

@@ -12,10 +12,10 @@ import pytest
 from feeder.workers.fetch.bound import Bound, Held
 from feeder.workers.fetch.queue import Queue
 from feeder.workers.fetch.tickets import IndexTickets, Ticket, Tickets, WorkerTickets
-from feeder.workers.spec import CallNames, StreamSpec
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.merge import End
 from feeder.workers.stream.position import Partitions, Position
+from feeder.workers.stream.spec import CallNames, StreamSpec
 from small import WAIT_S, wait_until
 
 EPOCHS, THREADS = 3, 3
@@ -223,6 +223,23 @@ def test_a_fetcher_is_woken_for_each_that_finds_a_call() -> None:
     for thread in threads:
         thread.join(WAIT_S)
     assert sorted(one.first for one in drawn) == [1, 2, 3]
+
+
+def test_what_comes_within_the_grace_is_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, told = make_queue(3), list[int]()
+    monkeypatch.setattr(queue._arrived, "notify", lambda: told.append(len(queue._came)))
+    tickets = [draw(queue, 1)[0] for _ in range(3)]
+    queue._wanted, queue._is_awaited = (0, 0), True
+    give(queue, tickets[0])
+    give(queue, tickets[1])
+    assert queue._is_there and not told
+    give(queue, tickets[2])
+    assert told == [3]
+    # It has looked: whatever comes from here on is late.
+    late = [draw(queue, 1)[0] for _ in range(2)]
+    queue.cuts_short = True
+    give(queue, late[0])
+    assert told == [3, 4]
 
 
 def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:

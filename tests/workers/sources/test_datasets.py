@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import errno
 import re
 from collections import Counter
@@ -122,6 +123,27 @@ def test_numbers_of_a_list_are_the_same_or_an_error(value: list[Any]) -> None:
         assert re.search("which cannot hold it: make an array|holds Python objects", str(error))
         return
     assert made["x"][0].tolist() == value  # type: ignore[call-overload]
+
+
+one_number = st.integers(-(2**65), 2**65) | st.floats() | st.booleans() | st.complex_numbers()
+kinds = st.sampled_from([int, float, np.int16, np.uint64, np.float32, np.bool_, np.complex64])
+
+
+@given(st.lists(one_number, min_size=1, max_size=4), st.none() | kinds)
+@example([2**63, 1], None)
+@example([1, 2**63], None)
+def test_a_column_of_numbers_is_what_numpy_makes_of_each(values: list[Any], kind: Any) -> None:
+    if kind is not None:
+        values = [kind(one.real % 100 if cmath.isfinite(one) else 0) for one in values]
+    each = [np.asarray(value) for value in values]
+    is_like = len({one.dtype for one in each}) == 1 and not each[0].dtype.hasobject
+    try:
+        (made,) = records(values)(call(0, len(values)))
+    except RecordError:
+        assert not is_like
+        return
+    assert is_like and isinstance(made, np.ndarray)
+    assert made.dtype == each[0].dtype and made.tobytes() == np.stack(each).tobytes()
 
 
 errors = st.sampled_from([

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from feeder.devices.slots import HostSlots, PrivateSlots
-from feeder.workers.spec import StreamSpec
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import End, EpochEnd, Merge, MergedChunks
 from feeder.workers.stream.position import Frame, Partitions, Span
 from feeder.workers.stream.rounds import Turns
+from feeder.workers.stream.spec import StreamSpec
 from needs import needs_counts
 
 LANES = Partitions(num_partitions=1, pure=False, arrival=False)

@@ -21,12 +21,13 @@ from feeder.workers.sources.steps.rows import (
     apply,
     as_it_was,
     name_in,
+    origins,
     part_of,
     samples_of,
     size_of,
     touches,
 )
-from feeder.workers.sources.stores.reading import Columns, RecordError, Records
+from feeder.workers.sources.stores.reading import Columns, Record, RecordError, Records
 from feeder.workers.stream.batch import Call
 
 Numbers = NDArray[np.int64]
@@ -201,6 +202,19 @@ class Routed(Step):
             with self._named(number):
                 for row, sample in zip(places, samples_of(part, positions, own), strict=True):
                     whole[row] = sample
+        return whole
+
+    def origins(self, indices: Numbers, call: Call) -> list[tuple[Record, ...]]:
+        """The records of the parts, in their places."""
+        whole: list[tuple[Record, ...]] = [()] * len(indices)
+        for number, part, rows, positions, own in self._groups(indices, call):
+            places = range(len(indices)) if isinstance(rows, slice) else rows.tolist()
+            name = str(number if None in self.tags else self.tags[number])
+            for row, found in zip(places, origins(part, positions, own), strict=True):
+                whole[row] = found if len(self.parts) == 1 else tuple(
+                    one._replace(source=f"{name}/{one.source}" if one.source else name)
+                    for one in found
+                )  # fmt: skip
         return whole
 
     def labels(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.collate import make_columns
 from feeder.workers.sources.far.ahead import Touch
-from feeder.workers.sources.stores.reading import Columns, Records
+from feeder.workers.sources.stores.reading import Columns, Record, Records
 from feeder.workers.stream.batch import Call
 
 
@@ -158,6 +159,11 @@ class Step:
         """The same in the epoch of a call, where more is known of it."""
         return name_in(self.parts[0], index, call)
 
+    def origins(self, indices: NDArray[np.int64], call: Call) -> list[tuple[Record, ...]]:
+        """The records of all parts that each row is made of."""
+        each = [origins(part, indices, call) for part in self.parts]
+        return [tuple(chain(*row)) for row in zip(*each, strict=True)]
+
     def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture below, up to a record of the epoch."""
         read = getattr(self.parts[0], "read_up_to", None)
@@ -251,6 +257,15 @@ def name_in(records: Records, index: int, call: Call) -> str:
     part, depends on the epoch say it so."""
     name: Callable[[int, Call], str] | None = getattr(records, "name_in", None)
     return records.name(index) if name is None else name(index, call)
+
+
+def origins(records: Records, indices: NDArray[np.int64], call: Call) -> list[tuple[Record, ...]]:
+    """The records that some rows of a call's epoch are made of, from numbers alone: nothing is
+    read. A row of several sources (`zip`) has one of each."""
+    own: Callable[..., list[tuple[Record, ...]]] | None = getattr(records, "origins", None)
+    if own is not None:
+        return own(indices, call)
+    return [(Record("", i, call.epoch, records.name(i)),) for i in indices.tolist()]
 
 
 def apply(step: Callable[[Records], Records], records: Records) -> Records:

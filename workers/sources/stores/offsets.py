@@ -42,7 +42,7 @@ from feeder.workers.sources.stores.inflated import (
     size_of,
 )
 from feeder.workers.sources.stores.kept import Kept
-from feeder.workers.spec import FILE_ORDER
+from feeder.workers.stream.spec import FILE_ORDER
 
 MAPS_KEPT = 64
 """So many files of tokens, and so many indexes of files, are mapped at once."""

@@ -54,6 +54,21 @@ JOIN_BYTES, _JOINED_BYTES = _RECORD_JOIN_BYTES, _JOINED_BYTES
 
 
 @public("feeder.sources")
+class Record(NamedTuple):
+    """What a row was made of: a record of a source, in one of its passes."""
+
+    source: str
+    """The name that a mixture, or the number that `concat`, has for the source; of mixtures in
+    mixtures from the outermost on, as "web/en". Empty if there is only one source."""
+    number: int
+    """Its number in the source, before any shuffle."""
+    epoch: int
+    """Which pass of the source it belongs to, from 0."""
+    name: str
+    """What errors call it, as a file and the place in it."""
+
+
+@public("feeder.sources")
 class RecordError(ValueError):
     """A record cannot be read, or does not fit the others. The message begins with its name."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import feeder
+from feeder.service.client.machine import HAS_ALL
 from feeder.service.protocol import membership
 from feeder.service.protocol.membership import (
     Asks,
@@ -91,7 +92,7 @@ def test_who_comes_back_with_its_last_batches_unused_holds_the_end_up(goes_on: b
         consumer = feeder.connect(server.address, credit=20)
         steps = [next(consumer).step for _ in range(3)]
         state = consumer.state_dict()
-        wait_until(lambda: consumer._loop._session.has_ended)
+        wait_until(lambda: consumer._loop.machine.state in HAS_ALL)
         server.kill()
     with consumer, serving(ten, server.address, exit_when="acknowledged") as server:
         wait_until(lambda: server.group.membership.members[0].pending == 7)
@@ -317,7 +318,7 @@ def test_who_has_had_everything_is_told_nothing() -> None:
     with serving(twenty_four, FIRST) as server:
         trainer = feeder.connect(FIRST, credit=64)
         first = next(trainer).step
-        wait_until(lambda: trainer._loop._session.has_ended)
+        wait_until(lambda: trainer._loop.machine.state in HAS_ALL)
         server.kill()
     with trainer, serving(twenty_four, FIRST, queues=2, replicas=2):
         wait_until(lambda: trainer._loop.inbox.num_opened == 2)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from feeder.errors import AuthError
-from feeder.service.client.failover import Failover, Patience
+from feeder.service.client.machine import Failover
 
 
 def test_a_single_address_is_tried_without_an_end() -> None:
@@ -73,13 +73,6 @@ def test_what_was_refused_before_a_queue_was_given_is_forgotten() -> None:
     assert failover.refusal is None
     assert not failover.note_refusal(AuthError("b refuses"))
     assert Failover(("a",)).next_address(0.0) == "a"
-
-
-def test_patience_is_counted_from_the_last_batch_on() -> None:
-    patience = Patience(2)
-    assert [patience.ends(received) for received in (0, 0, 5, 5, 5)] == [
-        False, False, False, False, True,
-    ]  # fmt: skip
 
 
 def test_how_long_a_server_is_waited_with() -> None:

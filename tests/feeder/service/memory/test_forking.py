@@ -16,7 +16,7 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
-from feeder.service.client.lease import DataPath
+from feeder.service.client.lease import ClientLease
 from feeder.service.memory import forking
 from feeder.service.server.group import ConsumerGroup
 from lineage import forked, status_of
@@ -94,11 +94,11 @@ def test_until_it_has_copied_them_its_parent_tells_of_none(
 ) -> None:
     is_there, comes = os.pipe()
 
-    def wait(plane: DataPath) -> None:
+    def wait(lease: ClientLease) -> None:
         os.close(comes)
         assert os.read(is_there, 1) == b""
 
-    around(monkeypatch, DataPath, "copy_for_child", before=wait)
+    around(monkeypatch, ClientLease, "copy_for_child", before=wait)
     try:
         with serving(factory) as server, reading(server, hold=4, credit=4) as consumer:
             held = [next(consumer) for _ in range(3)]
@@ -121,7 +121,7 @@ def test_until_it_has_copied_them_its_parent_tells_of_none(
 
 def test_a_child_that_dies_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        DataPath, "copy_for_child", lambda plane: os.kill(os.getpid(), signal.SIGKILL)
+        ClientLease, "copy_for_child", lambda lease: os.kill(os.getpid(), signal.SIGKILL)
     )
     with serving(factory) as server, reading(server) as consumer:
         held = next(consumer)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from feeder.errors import FeedError
-from feeder.service.client.stats import ConsumerStats
+from feeder.service.client.lease import ConsumerStats
 from feeder.service.protocol.messages import Report
 from feeder.service.server.outbox import Outbox
 from feeder.service.server.stats import FeedStats, QueueStats

@@ -15,7 +15,7 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.checkpoint.store import CheckpointStore
-from feeder.service.client import io_loop
+from feeder.service.client import machine
 from feeder.service.protocol import messages as say
 from feeder.service.server.factory import FeedFactory
 from feeder.service.server.io_loop import ServerLoop
@@ -34,7 +34,7 @@ NUM_BATCHES = 50
 @pytest.fixture(autouse=True)
 def farewells_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is: what a consumer says last is stored."""
-    monkeypatch.setattr(io_loop, "_FAREWELL_S", WAIT_S)
+    monkeypatch.setattr(machine, "_FAREWELL_S", WAIT_S)
 
 
 def factory(**settings: Any) -> Callable[[], feeder.Coordinator]:

@@ -138,6 +138,6 @@ def test_of_several_reasons_why_nothing_more_comes_the_first_is_told() -> None:
     with serving(endless) as server, feeder.connect(server.addresses[0]) as consumer:
         inbox = consumer._loop.inbox
         first = feeder.RemoteError("the first")
-        inbox.fail(first)
-        inbox.fail(feeder.RemoteError("the second"))
+        inbox.finish(first)
+        inbox.finish(feeder.RemoteError("the second"))
         assert inbox.failure is first

@@ -14,11 +14,13 @@ import feeder
 from feeder.service.protocol.membership import (
     Asks,
     Attaches,
+    Died,
     Membership,
     Refuse,
     SendAway,
     Start,
     StartRun,
+    Ticked,
 )
 from feeder.service.server import delivery
 from feeder.workers.stream.rounds import Counting
@@ -269,6 +271,31 @@ def test_who_comes_back_need_not_be_of_the_round_of_one_that_starts() -> None:
         done = feed.handle(Attaches(queue), 0.0)
     (run,) = [one for one in done if isinstance(one, StartRun)]
     assert (run.stands, run.void) == ((0, 1), None)
+
+
+def test_an_epoch_is_dealt_as_its_own_positions_say() -> None:
+    """One of a later epoch, which is gone, said nothing of where rounds begin before."""
+    feed = Membership(2, 30.0, counting=Counting(2, per_epoch=True))
+    ahead = Start(13, epoch=1, index=5, nobodys=0, into_round=0)
+    feed.handle(Asks(0, "one of a later epoch", start=ahead, rejoins=True), 0.0)
+    feed.handle(Died(0), 0.0)
+    for queue in range(2):
+        start = Start(1, epoch=0, index=1, nobodys=0, into_round=0)
+        assert not feed.handle(Asks(queue, "one that starts", start=start), 0.0)
+    assert [member.step for member in feed.members] == [1, 2]
+
+
+@pytest.mark.parametrize(("index", "is_alike"), [(4, True), (5, False)])
+def test_who_hangs_is_sent_away_if_it_was_dealt_otherwise(index: int, is_alike: bool) -> None:
+    feed = Membership(2, 30.0, counting=Counting(2, per_epoch=True))
+    ahead = Start(12, epoch=1, index=index, nobodys=0, into_round=0)
+    feed.handle(Asks(0, "one of a later epoch", start=ahead, rejoins=True), 0.0)
+    feed.handle(Attaches(0), 0.0)
+    feed.handle(Ticked(), 31.0)
+    start = Start(1, epoch=0, index=1, nobodys=0, into_round=0)
+    done = feed.handle(Asks(1, "one that comes back", start=start, rejoins=True), 31.0)
+    assert any(isinstance(one, SendAway) for one in done) is not is_alike
+    assert feed.members[1].step == 2
 
 
 def test_who_comes_back_from_a_position_within_a_round_begins_where_the_others_did() -> None:

@@ -1,0 +1,144 @@
+"""Which records a batch was made of, against a column with the number of each record."""
+
+from __future__ import annotations
+
+import operator
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import feeder
+from feeder import sources
+from small import Pure, make
+
+FAR = 10**12
+
+numbers = st.integers
+
+
+def base(first: int, num: int) -> Any:
+    return sources.arrays(np.arange(first, first + num))
+
+
+def same(record: Any) -> Any:
+    return record
+
+
+@st.composite
+def parts(draw: st.DrawFn, first: int) -> Any:
+    """A source whose rows are `first` and on, with some steps on it."""
+    source = base(first, draw(numbers(8, 40)))
+    for _ in range(draw(numbers(0, 3))):
+        step = draw(st.sampled_from(["shuffle", "window", "take", "skip", "repeat", "map"]))
+        if step == "shuffle":
+            source = source.shuffle(draw(st.none() | numbers(0, 9)))
+        elif step == "window":
+            source = source.shuffle(window=draw(numbers(1, 9)))
+        elif step == "map":
+            source = source.map(same)
+        elif step == "repeat":
+            source = source.repeat(2)
+        else:
+            source = getattr(source, step)(draw(numbers(1, max(1, source.epoch_size // 3))))
+    return source
+
+
+@st.composite
+def composed(draw: st.DrawFn) -> Any:
+    """A source, and the number of the first row of each source in it, by its name."""
+    one, two = draw(parts(0)), draw(parts(1000))
+    options: dict[str, Any] = {}
+    if draw(st.booleans()):
+        options = {"shuffle": True}
+    kind = draw(st.sampled_from(["one", "concat", "mix", "mix in mix", "zip", "shard"]))
+    firsts = {"": 0}
+    if kind == "one":
+        source = one
+    elif kind == "shard":
+        num = draw(numbers(1, 4))
+        source = base(0, draw(numbers(8, 40))).shard(draw(numbers(0, num - 1)), num)
+    elif kind == "concat":
+        source, firsts = one.concat(two), {"0": 0, "1": 1000}
+    elif kind == "zip":
+        num = min(one.epoch_size, two.epoch_size)
+        source = one.take(num).zip(two.take(num))
+    else:
+        how = draw(st.sampled_from(["drop", "stop", "repeat"]))
+        source = sources.mix({"a": (one, 0.5), "b": (two, 0.5)}, on_exhausted=how)
+        firsts = {"a": 0, "b": 1000}
+        if kind == "mix in mix":
+            three = draw(parts(2000))
+            source = sources.mix({"c": (three, 1), "d": (source, 2)}, on_exhausted="repeat")
+            firsts = {"c": 2000, "d/a": 0, "d/b": 1000}
+    return (source.shuffle() if options and kind != "shard" else source), firsts
+
+
+@given(
+    composed(), numbers(1, 9), st.sampled_from(["keep", "drop", "pad", "carry"]), numbers(1, 3),
+    numbers(0, 2**64 - 1), numbers(1, 3),
+)  # fmt: skip
+def test_they_are_those_that_the_rows_say(
+    source: Any, size: int, last_batch: str, epochs: int, seed: int, num_devices: int
+) -> None:
+    made, firsts = source
+    devices = tuple(f"cpu:{i}" for i in range(num_devices))
+    names = ["x", "y"] if made.kind == "zip" else ["x"]
+    with make(
+        made, names, size, last_batch=last_batch, epochs=epochs, seed=seed, devices=devices,
+        num_worker_threads=1,
+    ) as coordinator:  # fmt: skip
+        feed = coordinator["train"]
+        rounds = zip_longest(*map(feed.on, devices))
+        batches = [batch for batches in rounds for batch in batches if batch is not None]
+        for batch in batches:
+            rows = feed.records(batch.step)
+            values = zip(*(batch[name][: batch.rows].tolist() for name in names), strict=True)
+            if len(names) == 2:
+                firsts = {"": 0}
+                told = [(row[0].number, row[1].number + 1000) for row in rows]
+            else:
+                told = [(one.number + firsts[one.source],) for (one,) in rows]
+            assert told == list(values)
+        with pytest.raises(feeder.ConfigError, match="the feed has ended"):
+            feed.records(1 + max((batch.step for batch in batches), default=-1))
+
+
+def test_a_pass_and_a_name_are_told() -> None:
+    source = sources.mix({"a": (base(0, 4), 1), "b": (base(0, 8), 1)}, on_exhausted="repeat")
+    with make(source, ["x"], 16, epochs=2) as coordinator:
+        rows = coordinator["train"].records(0)
+    of = [one for (one,) in rows if one.source == "a"]
+    assert [(one.number, one.epoch) for one in of] == [(i % 4, i // 4) for i in range(8)]
+    assert of[5].name == "row 1"
+
+
+def test_a_step_far_away_is_found_at_once() -> None:
+    source = sources.samples(operator.index, FAR).shuffle()
+    with make(source, ["x"], 8, epochs=None) as coordinator:
+        assert len({one.number for (one,) in coordinator["train"].records(10**11)}) == 8
+        ((one,), *_) = coordinator["train"].records(10**13)
+        assert one.epoch == 80
+
+
+@pytest.mark.parametrize(
+    ("fetch", "settings", "why"),
+    [
+        (Pure(), {}, "of a fetch function are its own"),
+        (base(0, 9).filter(bool), {}, "map has depends|filter has depends"),
+        (base(0, 9), {"order": "arrival"}, "as they come"),
+        (base(0, 9), {"batch_size": None, "global_batch_size": 4}, "number of queues"),
+        (base(0, 9), {"rounds": "epoch", "devices": ("cpu:0", "cpu:1")}, "rounds end with"),
+    ],
+)
+def test_what_does_not_follow_from_numbers_is_told(
+    fetch: Any, settings: dict[str, Any], why: str
+) -> None:
+    with (
+        make(fetch, ["x"] if fetch.__class__ is not Pure else ["id"], **settings) as coordinator,
+        pytest.raises(feeder.ConfigError, match=why),
+    ):
+        coordinator["train"].records(0)
