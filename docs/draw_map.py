@@ -76,7 +76,7 @@ SERVED_BEFORE = (
 
 WINGS = [
     ("workers: the engine", ["workers", "workers/fetch", "workers/stream"]),
-    ("sources", [f"workers/sources{room}" for room in ("", "/steps", "/orders", "/stores")]),
+    ("sources", [f"workers/sources{r}" for r in ("", "/steps", "/orders", "/stores", "/far")]),
     ("feeds", ["feeder", "feeder/feeds", "feeder/state"]),
     ("executors", ["feeder/executors"]),
     ("devices", ["feeder/devices", "feeder/devices/cuda"]),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ReplayWarning,
         ResumeError,
         SnapshotFormatError,
+        StorageError,
         StuckWorkerError,
         TransportError,
     )
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from feeder.service.client.consumer import Consumer
     from feeder.service.server.serve import Server, serve
     from feeder.state.snapshot import Snapshot
+    from feeder.workers.sources.far.cache import Cache
     from feeder.workers.stream.batch import Batch, Call
     from feeder.workers.stream.position import Cut
 
@@ -51,6 +53,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AuthError",
     "Batch",
+    "Cache",
     "Call",
     "CheckpointError",
     "CheckpointStore",
@@ -80,6 +83,7 @@ __all__ = [
     "Server",
     "Snapshot",
     "SnapshotFormatError",
+    "StorageError",
     "StuckWorkerError",
     "Threads",
     "TransportError",
@@ -91,6 +95,7 @@ __all__ = [
 
 _HOMES = {
     "Batch": "feeder.workers.stream.batch",
+    "Cache": "feeder.workers.sources.far.cache",
     "Call": "feeder.workers.stream.batch",
     "CheckpointStore": "feeder.checkpoint.store",
     "Checkpointing": "feeder.checkpoint.policy",

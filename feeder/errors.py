@@ -10,6 +10,7 @@
     ├── ResumeError                   snapshot and feed do not fit
     │   └── SnapshotFormatError       unreadable, truncated, corrupt, or of a newer version
     ├── CheckpointError               storage failed
+    ├── StorageError                  an object that is read cannot be: missing, refused, changed
     ├── DeviceError                   a GPU failed, or has not the memory
     ├── StuckWorkerError              a thread did not end; its stack is in the message
     ├── ForkedError                   used in a forked child
@@ -34,6 +35,7 @@ from feeder.workers.errors import (
     ForkedError,
     ReplayWarning,
     ResumeError,
+    StorageError,
     StuckWorkerError,
 )
 from feeder.workers.public import public
@@ -56,6 +58,7 @@ __all__ = [
     "ReplayWarning",
     "ResumeError",
     "SnapshotFormatError",
+    "StorageError",
     "StuckWorkerError",
     "TransportError",
 ]

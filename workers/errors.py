@@ -8,6 +8,7 @@
     │   ├── ChunkError                it returned the wrong thing
     │   └── FetchTimeout              it gave nothing for `timeout` seconds
     ├── ResumeError                   position and feed do not fit
+    ├── StorageError                  an object of a store cannot be read
     ├── StuckWorkerError              a thread did not end
     ├── ForkedError                   a feed was used in a forked child
     └── ClosedError                   a feed was used after it was stopped
@@ -92,6 +93,12 @@ class FetchTimeout(FetchError):
 @public("feeder")
 class ResumeError(FeedError):
     """The position to resume from and the feed do not fit."""
+
+
+@public("feeder")
+class StorageError(FeedError):
+    """An object of a store cannot be read: it is missing, refused or another one than when the
+    source was made, or the store has not answered for as long as it is asked again."""
 
 
 @public("feeder")

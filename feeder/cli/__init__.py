@@ -19,6 +19,7 @@ import feeder
 from feeder.errors import ConfigError, FeedError
 
 COMMANDS = {
+    "cache": "list, prune and verify what sources of URLs keep on this host",
     "checkpoint": "list, verify, show and prune checkpoints",
     "config": "check a configuration, or show it with who set what",
     "consume": "read a served feed, and say how fast it is and what came",

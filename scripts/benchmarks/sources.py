@@ -1,4 +1,4 @@
-"""The ready-made sources: tokens, tables; resuming every order far out.
+"""The ready-made sources: tokens, far tokens, tables; resuming every order far out.
 
 Beside them run plain loops and pyarrow's own scan of the same files.
 """
@@ -47,6 +47,13 @@ INDICES = size_of(256, (), "int64", 100)
 def tokens() -> sources.Source:
     """The file of tokens, made int64."""
     return sources.tokens(data.token_file(), data.SEQ_LEN, np.uint16, as_type="int64")
+
+
+def far_tokens() -> sources.Source:
+    """The same by its URL, through a cache that soon holds all of it."""
+    cache = feeder.Cache(data.make_folder() / "cache", 64 << 20)
+    url = f"file://{data.token_file()}"
+    return sources.tokens(url, data.SEQ_LEN, np.uint16, as_type="int64", offset=0, cache=cache)
 
 
 def table(*, shuffled: bool) -> sources.Source:
@@ -133,6 +140,8 @@ LOAD = Load(
         _feed("cheap-sequences", lambda: sources.records(data.Sequences()), SEQUENCES, ("x",),
               of="loop of sequences", num_threads=2),
         _feed("cheap-tokens", tokens, SEQUENCES, ("x",), of="loop of sequences", num_threads=1),
+        _feed("warm tokens of a URL", far_tokens, SEQUENCES, ("x",), of="cheap-tokens",
+              needs="obstore", num_threads=1),
         batches("loop of sequences", partial(stacking_loop, data.Sequences, SEQUENCES.batch_size),
                 ours=False),
         _feed("parquet", partial(table, shuffled=False), TABLE, ("n", "v"), of="pyarrow's scan",

@@ -49,7 +49,7 @@ def _files_of(path: str, what: str, suffixes: Sequence[str]) -> list[str]:
     # A file that is called like a pattern is that file.
     if os.path.exists(path):
         return _files_in(path, what, suffixes) if suffixes and os.path.isdir(path) else [path]
-    if (braced := _unbraced(path)) != [path]:
+    if (braced := unbraced(path)) != [path]:
         return [file for one in braced for file in _files_of(one, what, suffixes)]
     if not has_magic(path):
         return [path]
@@ -94,7 +94,7 @@ def has_suffix(name: str, suffixes: Iterable[str]) -> bool:
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.(-?\d+))?")
 
 
-def _unbraced(path: str) -> list[str]:
+def unbraced(path: str) -> list[str]:
     """What a path with braces names, as shells and WebDataset expand it."""
     start, depth, cuts = path.find("{"), 0, []
     for at in range(start, len(path)) if start >= 0 else ():
@@ -106,15 +106,15 @@ def _unbraced(path: str) -> list[str]:
     else:
         # Without braces, or with one that nothing closes.
         head, rest = path[: start + 1], path[start + 1 :]
-        return [head + one for one in _unbraced(rest)] if head else [rest]
+        return [head + one for one in unbraced(rest)] if head else [rest]
     parts = [path[a + 1 : b] for a, b in pairwise([start, *cuts, at])]
-    named = _range(parts[0]) or _unbraced(parts[0])
+    named = _range(parts[0]) or unbraced(parts[0])
     if cuts:
-        named = [one for part in parts for one in _unbraced(part)]
+        named = [one for part in parts for one in unbraced(part)]
     elif not _RANGE.fullmatch(parts[0]):
         # Braces that name nothing stay what they are.
         named = [f"{{{one}}}" for one in named]
-    rests = _unbraced(path[at + 1 :])
+    rests = unbraced(path[at + 1 :])
     return [path[:start] + one + rest for one in named for rest in rests]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Unpack
@@ -16,6 +16,7 @@ from feeder.workers.fetch.seeding import RECORD_SEEDS
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.collate import Collate, check_collate, make_columns
+from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.steps.rows import LEFT_OUT, split
@@ -311,6 +312,13 @@ class RecordFiles(Dataset, Protocol):
     def name(self, record: int) -> str:
         """Where a record lies."""
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether some of the files are objects of stores."""
+
+    def touches(self, records: Sequence[int]) -> Iterator[Touch]:
+        """What records read of objects."""
+
     def describe(self) -> dict[str, Any]:
         """How records are read, and what tells each file from another."""
 
@@ -329,6 +337,15 @@ class FileRecords(SampleRecords):
     def name(self, index: int) -> str:
         """The file, and where the record begins."""
         return self._files.name(index)
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether some of the files are objects of stores."""
+        return self._files.has_objects
+
+    def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+        """What records read of objects."""
+        return self._files.touches(indices.tolist())
 
     def describe(self) -> dict[str, Any]:
         """How records are read, and of each file how many it has and where they lie."""

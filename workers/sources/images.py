@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -14,6 +15,10 @@ from numpy.typing import NDArray
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import PathLike, check_path
+from feeder.workers.sources.far.ahead import Touch
+from feeder.workers.sources.far.cache import Cache
+from feeder.workers.sources.far.objects import is_url
+from feeder.workers.sources.far.paths import Far, FarPath
 from feeder.workers.sources.pictures import ONE_SIZE, PictureOptions, Pictures, take_pictures
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.reading import Columns, Faults, OnError, stack
@@ -27,7 +32,12 @@ _SUFFIXES = (
 
 @public("feeder.sources")
 def image_folder(
-    path: PathLike, *, on_error: OnError = "raise", **options: Unpack[PictureOptions]
+    path: PathLike,
+    *,
+    cache: Cache | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    on_error: OnError = "raise",
+    **options: Unpack[PictureOptions],
 ) -> Source:
     """Images in class folders, `path/class/image.jpg`: columns image and label.
 
@@ -40,18 +50,30 @@ def image_folder(
     calls, without the GIL. Needs the extra `images`.
 
     Args:
-        path: The folder.
+        path: The folder, or a URL, of which there is one listing. (Folders without an object are no
+            classes there.)
+        cache: A `feeder.Cache` that a URL is read through; None is that of FEEDER_CACHE.
+        storage_options: How the store of a URL is reached, by the names of obstore, such as
+            {"region": "eu-west-1"}; what is not given comes from the environment.
         on_error: What to do about a file that cannot be read: "raise", or "skip", which leaves
             its row out and counts it in `source.skipped`.
         options: `PictureOptions`, and `OrderOptions`.
 
     Raises:
         ConfigError: the folder holds no images, or an option is wrong.
+        StorageError: the listing is refused, or the store does not answer.
     """
     pictures, order = take_pictures(options)
     pictures.decoder.check()
     is_deep = order.get("order") != "dali"
-    read = ImageRecords(path, pictures, on_error, is_deep=is_deep)
+    root = check_path(path, "a folder of class folders")
+    if is_url(root):
+        classes, files = _of_store(root, Far(cache, storage_options), is_deep=is_deep)
+    elif storage_options is not None:
+        raise ConfigError("storage_options are given, and the folder is no URL")
+    else:
+        classes, files = _of_folder(Path(root), is_deep=is_deep)
+    read = ImageRecords(root, classes, files, pictures, on_error)
     return Source(read, list_shuffle=True, **order)
 
 
@@ -61,30 +83,21 @@ class ImageRecords:
     kind = "image_folder"
 
     def __init__(
-        self, path: PathLike, pictures: Pictures, on_error: OnError, *, is_deep: bool
-    ) -> None:
-        root = Path(check_path(path, "a folder of class folders"))
-        if not root.is_dir():
-            what = "is not a folder" if root.exists() else "does not exist"
-            raise ConfigError(f"{os.fspath(path)!r} {what}, expected a folder of class folders")
-        self.classes = tuple(_names_in(root, lambda entry: entry.is_dir()))
+        self, root: str, classes: Sequence[str], files: Sequence[Sequence[str]],
+        pictures: Pictures, on_error: OnError,
+    ) -> None:  # fmt: skip
+        """`files` are those of each class."""
+        self.classes = tuple(classes)
         """Names of the classes, in the order of their labels."""
-        self._files: list[str] = []
-        labels = []
-        for label, folder in enumerate(root / name for name in self.classes):
-            inner = _folders_in(folder, ()) if is_deep else [folder]
-            for within in sorted(inner, key=os.fsencode):
-                # Sorted here and not by the system: the order of a folder differs between file
-                # systems, and the stream must not.
-                files = _names_in(within, _is_image)
-                self._files.extend(os.path.join(within, file) for file in files)
-                labels += [label] * len(files)
+        self._files = [file for of_class in files for file in of_class]
         if not self._files:
             raise ConfigError(
-                f"{os.fspath(path)!r} holds no images: expected files such as 'class/image.jpg' "
-                f"ending in {', '.join(_SUFFIXES)}"
+                f"{root!r} holds no images: expected files such as 'class/image.jpg' ending in "
+                f"{', '.join(_SUFFIXES)}"
             )
-        self._labels = np.array(labels, dtype=np.int32)
+        counts = [len(of_class) for of_class in files]
+        self._labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
+        self.has_objects = is_url(root)
         self._root = root
         self._pictures = pictures
         self._faults = Faults(on_error)
@@ -112,7 +125,7 @@ class ImageRecords:
         for index in indices.tolist():
             try:
                 # Opened at the call: no process may hold a whole data set's files open.
-                data = self._faults.attempt(Path(self._files[index]).read_bytes)
+                data = self._faults.attempt(partial(_content, self._files[index]))
                 images.append(self._pictures.decode(data, call, index))
                 good.append(index)
             except Exception as error:
@@ -122,13 +135,65 @@ class ImageRecords:
         image = stack(images, lambda i: self.name(good[i]), "image", ONE_SIZE, call)
         return image, self._labels[good]
 
+    def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+        """What images are as objects."""
+        for index in indices.tolist():
+            file = self._files[index]
+            if isinstance(file, FarPath):
+                yield file, 0, file.known.size
+
     def describe(self) -> dict[str, Any]:
         """A digest of the files' names, and what is done to them."""
         hasher = xxhash.xxh3_64()
         for file in self._files:
             # Relative to the folder, so that a data set that was moved is the same one.
-            hasher.update(os.fsencode(os.path.relpath(file, self._root)) + b"\0")
-        return {"files": hasher.hexdigest(), **self._pictures.fingerprint_fields()}
+            name = (
+                file[len(self._root) :] if self.has_objects else os.path.relpath(file, self._root)
+            )
+            hasher.update(os.fsencode(name.lstrip("/")) + b"\0")
+        known = "".join(file.told for file in self._files if isinstance(file, FarPath))
+        objects = {"objects": xxhash.xxh3_64_hexdigest(known.encode())} if known else {}
+        return {**objects, "files": hasher.hexdigest(), **self._pictures.fingerprint_fields()}
+
+
+def _content(file: str) -> bytes:
+    if isinstance(file, FarPath):
+        return file.pread(file.known.size, 0)
+    return Path(file).read_bytes()
+
+
+def _of_folder(root: Path, *, is_deep: bool) -> tuple[list[str], list[list[str]]]:
+    """The classes of a folder, and the images of each."""
+    if not root.is_dir():
+        what = "is not a folder" if root.exists() else "does not exist"
+        raise ConfigError(f"{os.fspath(root)!r} {what}, expected a folder of class folders")
+    classes = _names_in(root, lambda entry: entry.is_dir())
+    found: list[list[str]] = []
+    for folder in (root / name for name in classes):
+        inner = _folders_in(folder, ()) if is_deep else [folder]
+        # Sorted here and not by the system: the order of a folder differs between file systems, and
+        # the stream must not.
+        found.append([
+            os.path.join(within, file)
+            for within in sorted(inner, key=os.fsencode)
+            for file in _names_in(within, _is_image)
+        ])  # fmt: skip
+    return classes, found
+
+
+def _of_store(root: str, far: Far, *, is_deep: bool) -> tuple[list[str], list[list[str]]]:
+    """The same of a URL."""
+    by_class: dict[str, list[tuple[bytes, bytes, str]]] = {}
+    for path in far.listed(root):
+        folder, _, name = path[len(root.rstrip("/")) + 1 :].rpartition("/")
+        if not folder:
+            continue
+        name_of_class = folder.partition("/")[0]
+        images = by_class.setdefault(name_of_class, [])
+        if name.lower().endswith(_SUFFIXES) and (is_deep or folder == name_of_class):
+            images.append((folder.encode(), name.encode(), path))
+    classes = sorted(by_class, key=str.encode)
+    return classes, [[path for *_, path in sorted(by_class[name])] for name in classes]
 
 
 def _folders_in(folder: Path, outer: tuple[tuple[int, int], ...]) -> Iterator[Path]:

@@ -23,14 +23,23 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import PathLike, flag
 from feeder.workers.sources.datasets import FileRecords
+from feeder.workers.sources.far.ahead import Touch
+from feeder.workers.sources.far.cache import Cache
+from feeder.workers.sources.far.objects import is_url
+from feeder.workers.sources.far.paths import Far, FarPath
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.pictures import Decoder
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.inflated import Contents, Place, Pread, kind_of
+from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.offsets import digest_of_stretches, order_of_files, told_of_files
 from feeder.workers.sources.stores.reading import OnError
 
 Decode = Callable[[bytes], Any]
+
+_TABLES_KEPT = 64
+"""Of so many shards of a store it is remembered where their samples begin."""
+# Some 100 KB for a shard; not measured (2026-11-28).
 
 
 @public("feeder.sources")
@@ -40,13 +49,15 @@ def mds(
     *,
     decoders: Mapping[str, Decode] | None = None,
     verify: bool = False,
+    cache: Cache | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     on_error: OnError = "raise",
     **options: Unpack[OrderOptions],
 ) -> Source:
     """Samples of MDS shards, as MosaicML's Streaming writes them; the library is not needed.
 
-    Any sample is read at once, from a local folder. Shards that are there compressed alone (zstd,
-    gz, bz2) are read in order; `feeder index` decompresses them once for any order.
+    Any sample is read at once, from a folder or a URL. Shards that lie on a disk compressed alone
+    (zstd, gz, bz2) are read in order; `feeder index` decompresses them once for any order.
 
     Args:
         folder: The folder of an `index.json` and its shards.
@@ -56,7 +67,10 @@ def mds(
             jpeg and png uint8 of (height, width, 3) (extra `images`). Columns of any other encoding
             need a decoder; pickles are never read without one.
         verify: Whether each shard is compared with the hashes of its index first, for which all of
-            it is read.
+            it is read. (Not of a URL, of which the store says when it changes.)
+        cache: A `feeder.Cache` that a URL is read through; None is that of FEEDER_CACHE.
+        storage_options: How the store of a URL is reached, by the names of obstore, such as
+            {"region": "eu-west-1"}; what is not given comes from the environment.
         on_error: What to do about a sample that cannot be read or decoded: "raise", or "skip",
             which leaves its row out and counts it in `source.skipped`.
         options: `OrderOptions`.
@@ -64,9 +78,18 @@ def mds(
     Raises:
         ConfigError: the folder or a shard is missing, truncated or no such file, or an option is
             wrong.
+        StorageError: an object is missing or refused, or its store does not answer.
     """
     checks = flag("verify", verify)
-    shards = MdsShards(os.fspath(folder), columns, dict(decoders or {}), verify=checks)
+    place, given = os.fspath(folder), dict(decoders or {})
+    if not is_url(place):
+        if storage_options is not None:
+            raise ConfigError("storage_options are given, and the folder is no URL")
+        shards = MdsShards(place, columns, given, verify=checks)
+    elif checks:
+        raise ConfigError("verify: shards of a URL are not compared with hashes: leave it out")
+    else:
+        shards = MdsShards(place, columns, given, far=Far(cache, storage_options))
     return Source(FileRecords("mds", shards, on_error, decodes=bool(decoders)), **options)
 
 
@@ -76,10 +99,12 @@ class MdsShards:
 
     def __init__(
         self, folder: str, columns: Sequence[str] | None, decoders: dict[str, Decode],
-        *, verify: bool = False,
+        *, verify: bool = False, far: Far | None = None,
     ) -> None:  # fmt: skip
         path = os.path.join(folder, "index.json")
-        entries = _read_index(path)
+        index = None if far is None else far.paths([path])[0]
+        entries = _read_index(path if index is None else index)
+        objects = {} if far is None else _objects(far, folder, entries)
         first = entries[0]
         self._sizes: list[int | None] = first["column_sizes"]
         self._encodings = dict(zip(first["column_names"], first["column_encodings"], strict=True))
@@ -90,18 +115,25 @@ class MdsShards:
         self._told: list[str] = []
         for entry in entries:
             shard = os.path.join(folder, entry["raw_data"]["basename"])
+            shard = objects.get(shard, shard)
             if any(entry[name] != first[name] for name in alike):
                 raise ConfigError(
                     f"{shard!r} has the columns {entry['column_names']}, {self._paths[0]!r} has "
                     f"{first['column_names']}, or their encodings differ"
                 )
             self._paths.append(shard)
-            place, told = _place(shard, entry, verify=verify)
+            if isinstance(shard, FarPath):
+                place, told = Place(shard), f"{entry['samples']} samples, {shard.told}"
+            else:
+                place, told = _place(shard, entry, verify=verify)
             places.append(place)
             self._told.append(told)
         self._files = Contents(places)
         self._counts = [int(entry["samples"]) for entry in entries]
         self._ends = np.cumsum(self._counts)
+        self.has_objects = far is not None
+        # Where samples of objects begin; each table is a copy.
+        self._tables = Kept(_TABLES_KEPT)
         if not len(self):
             raise ConfigError(f"{path!r} lists no samples")
 
@@ -112,6 +144,21 @@ class MdsShards:
         """The number of a sample's shard, and its number there."""
         number = int(np.searchsorted(self._ends, record, side="right"))
         return number, record - int(self._ends[number]) + self._counts[number]
+
+    def touches(self, records: Sequence[int]) -> Iterator[Touch]:
+        """What samples read of objects."""
+        for record in records:
+            number, inside = self._place(record)
+            path = self._paths[number]
+            if isinstance(path, FarPath):
+                table = self._tables.get(number, partial(self._table, number))
+                yield path, 4 + 4 * inside, 12 + 4 * inside
+                yield path, int(table[inside]), int(table[inside + 1])
+
+    def _table(self, number: int) -> NDArray[np.uint32]:
+        """Where the samples of a shard begin, and the last one ends."""
+        with self._files.open(number) as pread:
+            return np.frombuffer(pread(4 * (self._counts[number] + 1), 4), "<u4")
 
     def name(self, record: int) -> str:
         """The shard, and the sample's number there."""
@@ -189,11 +236,26 @@ class MdsShards:
         }
 
 
+def _objects(far: Far, folder: str, entries: list[dict[str, Any]]) -> dict[str, FarPath]:
+    """The shards of a folder of a store, by their URLs."""
+    paths = far.inside(folder, [entry["raw_data"]["basename"] for entry in entries])
+    for path, entry in zip(paths, entries, strict=True):
+        if path.known.size != (listed := entry["raw_data"].get("bytes", path.known.size)):
+            raise ConfigError(
+                f"{path!r} has {path.known.size} bytes, its index says {listed}: it is truncated, "
+                "or of another data set"
+            )
+    return {str(path): path for path in paths}
+
+
 def _read_index(path: str) -> list[dict[str, Any]]:
     """The entries of shards that a folder lists."""
     try:
-        with open(path, "rb") as file:
-            index = json.load(file)
+        if isinstance(path, FarPath):
+            index = json.loads(path.pread(path.known.size, 0))
+        else:
+            with open(path, "rb") as file:
+                index = json.load(file)
         entries: list[dict[str, Any]] = index["shards"]
         for entry in entries:
             if entry["format"] != "mds":

@@ -17,8 +17,10 @@ import xxhash
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources import extras
-from feeder.workers.sources.arguments import PathLike, flag, list_files
+from feeder.workers.sources.arguments import PathLike, flag
 from feeder.workers.sources.datasets import FileRecords
+from feeder.workers.sources.far.cache import Cache
+from feeder.workers.sources.far.paths import files_of
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.pictures import Decoder
 from feeder.workers.sources.source import Source
@@ -52,6 +54,8 @@ def webdataset(
     *,
     decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
     index: PathLike | None = None,
+    cache: Cache | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     on_error: OnError = "raise",
     **options: Unpack[OrderOptions],
 ) -> Source:
@@ -63,8 +67,8 @@ def webdataset(
     order; `feeder index` decompresses them once for any order.
 
     Args:
-        shards: A path, a folder, several, a pattern such as "shards/*.tar", or with braces such as
-            "shards/{000..099}.tar".
+        shards: A path or a URL, a folder, several, a pattern such as "shards/*.tar", or with braces
+            such as "shards/{000..099}.tar".
         keys: The members of a sample that become columns, such as ("jpg", "cls"), in this order;
             None takes those of the first sample. A sample without one of them is defective.
             "__key__" is the name of a sample up to the first dot, "__url__" the path of its shard.
@@ -72,15 +76,21 @@ def webdataset(
             jpg, jpeg, png, ppm, webp become uint8 of (height, width, 3) (extra `images`); npy an
             array; json what it holds; txt a string; cls, cls2, index, inx, id a whole number;
             anything else the bytes.
-        index: A folder for the indexes; None keeps each beside its shard.
+        index: A folder for the indexes; None keeps each beside its shard, and those of URLs in the
+            folder of the cache.
+        cache: A `feeder.Cache` that shards of URLs ("s3://bucket/shards/{000..099}.tar", and such)
+            are read through; None is that of FEEDER_CACHE. They are read uncompressed.
+        storage_options: How the store of a URL is reached, by the names of obstore, such as
+            {"region": "eu-west-1"}; what is not given comes from the environment.
         on_error: What to do about a sample that cannot be read or decoded: "raise", or "skip",
             which leaves its row out and counts it in `source.skipped`.
         options: `OrderOptions`.
 
     Raises:
         ConfigError: a shard is missing, truncated or no tar file, or an option is wrong.
+        StorageError: an object is missing or refused, or its store does not answer.
     """
-    paths = list_files(shards, "a tar shard", TARS)
+    paths = files_of(shards, "a tar shard", TARS, cache, storage_options)
     if keys is None:
         keys = next(filter(None, map(_first_keys, paths)), None)
         if keys is None:
@@ -306,6 +316,8 @@ def tfrecord(
     *,
     verify: bool = False,
     index: PathLike | None = None,
+    cache: Cache | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     on_error: OnError = "raise",
     **options: Unpack[OrderOptions],
 ) -> Source:
@@ -315,23 +327,26 @@ def tfrecord(
     `webdataset` does.
 
     Args:
-        paths: A path, a folder, several, or a pattern such as "data/*.tfrecord".
+        paths: A path or a URL, a folder, several, or a pattern such as "data/*.tfrecord".
         decode: Makes a sample of a record's bytes. None reads a `tf.train.Example`: a mapping of
             arrays by feature, int64 or float32 of one axis, or of one string its bytes. Of a
             `tf.train.SequenceExample` a feature list is a list with the feature of each step.
         verify: Whether the checksum of each record is looked at when it is read: 0.1 s for each MB,
             less with the package google-crc32c. (That of its length always is.)
-        index: A folder for the indexes; None keeps each beside its file.
+        index: A folder for the indexes; None keeps each beside its file, and those of URLs in the
+            folder of the cache.
+        cache, storage_options: For URLs, as `webdataset` has them.
         on_error: What to do about a record that cannot be decoded: "raise", or "skip", which leaves
             its row out and counts it in `source.skipped`.
         options: `OrderOptions`.
 
     Raises:
         ConfigError: a file is missing, truncated or no TFRecord file, or an option is wrong.
+        StorageError: an object is missing or refused, or its store does not answer.
     """
     if decode is not None and not callable(decode):
         raise ConfigError(f"decode is {decode!r}, expected a function of bytes")
-    listed = list_files(paths, "a TFRecord file", TFRECORDS)
+    listed = files_of(paths, "a TFRecord file", TFRECORDS, cache, storage_options)
     made = partial(_decode_one, decode or parse_example)
     if flag("verify", verify):
         made = partial(_verified, made)
@@ -410,6 +425,8 @@ def jsonl(
     decode: Callable[[bytes], Any] | None = None,
     *,
     index: PathLike | None = None,
+    cache: Cache | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     on_error: OnError = "raise",
     **options: Unpack[OrderOptions],
 ) -> Source:
@@ -419,20 +436,23 @@ def jsonl(
     `webdataset` does. Empty lines are no records, nor are lines of blanks if lines are JSON.
 
     Args:
-        paths: A path, a folder, several, or a pattern such as "texts/{00..63}.jsonl.gz".
+        paths: A path or a URL, a folder, several, or a pattern such as "texts/{00..63}.jsonl.gz".
         decode: Makes a sample of a line's bytes; None is `json.loads`, and `bytes.decode` gives
             lines of text.
-        index: A folder for the indexes; None keeps each beside its file.
+        index: A folder for the indexes; None keeps each beside its file, and those of URLs in the
+            folder of the cache.
+        cache, storage_options: For URLs, as `webdataset` has them.
         on_error: What to do about a line that cannot be decoded: "raise", or "skip", which leaves
             its row out and counts it in `source.skipped`.
         options: `OrderOptions`.
 
     Raises:
         ConfigError: a file is missing, or an option is wrong.
+        StorageError: an object is missing or refused, or its store does not answer.
     """
     if decode is not None and not callable(decode):
         raise ConfigError(f"decode is {decode!r}, expected a function of bytes")
-    listed = list_files(paths, "a file of lines", LINES)
+    listed = files_of(paths, "a file of lines", LINES, cache, storage_options)
     scan = scan_json if decode is None else scan_lines
     files = IndexedFiles(listed, scan, partial(_decode_one, decode or json.loads), index)
     if not len(files):

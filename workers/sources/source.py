@@ -36,9 +36,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import lru_cache
 from threading import Lock
 from typing import Any, Unpack
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +48,7 @@ from numpy.typing import NDArray
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
+from feeder.workers.sources.far.ahead import Ahead, Touch
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import LISTS_KEPT, Order
 from feeder.workers.sources.orders.sharding import EpochsInTurn
@@ -56,10 +59,12 @@ from feeder.workers.sources.steps.rows import (
     Traits,
     apply,
     as_it_was,
+    is_far,
     name_in,
     origins,
     samples_of,
     size_of,
+    touches,
     traits_of,
 )
 from feeder.workers.sources.stores.reading import (
@@ -101,11 +106,14 @@ class Source:
         self._rowless: Columns | None = None
         self._lock = Lock()
         self._carries = False
+        self._is_far = is_far(records)
+        # What it will read, told to caches; made with the first call.
+        self._ahead: Ahead | None = None
         self._elsewhere = Faults("skip")
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process the orders are made anew: they follow from the plan.
-        return {**self.__dict__, "_orders": {}, "_rows": None, "_lock": None}
+        return {**self.__dict__, "_orders": {}, "_rows": None, "_lock": None, "_ahead": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=Lock())
@@ -124,17 +132,32 @@ class Source:
         # A shallow copy: records and orders are shared, and so is what they have cached.
         source = copy.copy(self)
         source._orders, source._lock = self._orders, self._lock
-        source._carries = True
+        source._carries, source._ahead = True, None
         return source
 
     def __call__(self, call: Call) -> Columns:
         NOW.place = call.epoch, call.index
-        columns = self.records.read(self.indices(call), call)
+        indices = self.indices(call)
+        with self._looks_ahead().step(call, self._touched) if self._is_far else nullcontext():
+            columns = self.records.read(indices, call)
         if columns is None:
             return self._no_rows(call)
         if self._rowless is None:
             self._rowless = _without_rows(columns)
         return columns
+
+    def _looks_ahead(self) -> Ahead:
+        with self._lock:
+            if self._ahead is None:
+                self._ahead = Ahead()
+                finalize(self, self._ahead.close).atexit = False
+            return self._ahead
+
+    def _touched(self, call: Call) -> Iterator[Touch]:
+        """What a call reads of objects. Raises StopIteration behind the end of its epoch."""
+        if not self._order(call.seed).is_computed:
+            return iter(())
+        return touches(self.records, self.indices(call), call)
 
     def _no_rows(self, call: Call) -> Columns:
         if self._rowless is None:
@@ -341,6 +364,13 @@ class Source:
     def samples(self, positions: NDArray[np.int64], call: Call) -> list[Any]:
         """The same, sample by sample; `LEFT_OUT` where a record is left out."""
         return samples_of(self.records, self._order(call.seed).at(call.epoch, positions), call)
+
+    def touches(self, positions: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+        """What the records at positions of the call's epoch read of objects."""
+        order = self._order(call.seed)
+        if not order.is_computed:
+            return iter(())
+        return touches(self.records, order.at(call.epoch, positions), call)
 
     def read_of_sources(self, call: Call) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture in the epoch, up to the end of a call:
@@ -579,6 +609,7 @@ class Source:
         """The same order of other records."""
         source = copy.copy(self)
         source.records, source._rowless, source._elsewhere = records, None, Faults("skip")
+        source._ahead = None
         if (size := size_of(records)) != source.epoch_size:
             source._plan = source._plan.resized(size)
             source._orders, source._lock = {}, Lock()

@@ -13,6 +13,9 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import PathLike, flag, list_files, whole
 from feeder.workers.sources.collate import make_columns
 from feeder.workers.sources.datasets import records
+from feeder.workers.sources.far.ahead import Touch
+from feeder.workers.sources.far.cache import Cache
+from feeder.workers.sources.far.paths import files_of
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.steps.each import Zipped
@@ -52,6 +55,8 @@ def parquet(
     types: Mapping[str, Any] | None = None,
     verify: bool = False,
     row_group_cache: int = 8,
+    cache: Cache | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Unpack[OrderOptions],
 ) -> Source:
     """Rows of Parquet files (extra `arrow`).
@@ -69,7 +74,7 @@ def parquet(
     after those of the files: whole numbers if all of their values are, otherwise strings.
 
     Args:
-        paths: A path, a folder, several, or a pattern such as "data/*.parquet".
+        paths: A path or a URL, a folder, several, or a pattern such as "data/*.parquet".
         columns: The columns to read, or fields of structs, such as "image.bytes"; None is all.
         nulls: What a null becomes. "error": None for a `map` or a `filter`, and an error if it
             comes into a batch. A value, or values by column such as {"text": ""}: that value.
@@ -81,15 +86,19 @@ def parquet(
             read.
         row_group_cache: How many decoded row groups are kept, in each process: at most so many, and
             256 MiB of them, or the last one.
+        cache: A `feeder.Cache` that URLs are read through; None is that of FEEDER_CACHE.
+        storage_options: How the store of a URL is reached, by the names of obstore, such as
+            {"region": "eu-west-1"}; what is not given comes from the environment.
         options: `OrderOptions`.
 
     Raises:
         ConfigError: a file is missing, damaged or has other columns than the first, pyarrow is not
             installed, or an option is wrong.
+        StorageError: an object is missing or refused, or its store does not answer.
     """
     kept = Kept(whole("row_group_cache", row_group_cache, 1), _GROUP_BYTES_KEPT, _size_of)
     told = Nulls.of(nulls)
-    listed = list_files(paths, "a Parquet file", ("parquet", "pq"))
+    listed = files_of(paths, "a Parquet file", ("parquet", "pq"), cache, storage_options)
     files = ParquetFiles(listed, _names(columns), types, verify=flag("verify", verify))
     return Source(TableRecords("parquet", files, kept, told), **options)
 
@@ -325,6 +334,18 @@ class TableRecords:
         for n in groups:
             chosen = np.flatnonzero(numbers == n)
             yield self._columns(n), chosen, rows[chosen] - self._first(n), len(groups) == 1
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether some of the rows lie in objects of stores."""
+        return getattr(self._tables, "has_objects", False)
+
+    def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+        """What rows read of objects: the groups that they lie in."""
+        if isinstance(self._tables, ParquetFiles):
+            rows = self._tables.rows(indices)
+            for number in np.unique(np.searchsorted(self._tables.ends, rows, side="right")):
+                yield from self._tables.touches(int(number))
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns:
         """Rows as columns; those of different lengths must be alike."""

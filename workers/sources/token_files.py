@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -11,11 +13,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.arguments import PathLike, list_files, whole
+from feeder.workers.sources.arguments import PathLike, whole
+from feeder.workers.sources.far.ahead import Touch
+from feeder.workers.sources.far.cache import Cache
+from feeder.workers.sources.far.paths import FarPath, files_of, in_parallel
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.kept import Kept
-from feeder.workers.sources.stores.offsets import MAPS_KEPT, order_of_files
+from feeder.workers.sources.stores.offsets import MAPS_KEPT, order_of_files, told_of_files
 from feeder.workers.sources.stores.reading import Columns, empty_for, has_place, stack
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import native
@@ -30,6 +35,8 @@ def tokens(
     stride: int | None = None,
     as_type: DTypeLike | None = None,
     offset: int | None = None,
+    cache: Cache | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Unpack[OrderOptions],
 ) -> Source:
     """Sequences from files of tokens: one column, (rows, seq_len).
@@ -39,21 +46,26 @@ def tokens(
     one token ahead, take `seq_len=n + 1, stride=n`. The files are mapped into memory.
 
     Args:
-        path: A file, a folder, several, or a pattern; one is read after the other.
+        path: A file or a URL, a folder, several, or a pattern; one is read after the other.
         seq_len: Tokens of a sequence.
         dtype: Type of a token in the file.
         stride: Tokens from the beginning of a sequence to the next one's; None is `seq_len`.
         as_type: Type of the column, of whole numbers that hold every token, such as "int64", which
             PyTorch's embeddings take; None is `dtype`.
         offset: Bytes before the first token of each file; None is 0, and the size of the header of
-            `.npy` files and of those of llm.c, whose type must be `dtype`.
+            `.npy` files and of those of llm.c, whose type must be `dtype`. Of URLs it is looked
+            for by a request for each.
+        cache: A `feeder.Cache` that URLs are read through; None is that of FEEDER_CACHE.
+        storage_options: How the store of a URL is reached, by the names of obstore, such as
+            {"region": "eu-west-1"}; what is not given comes from the environment.
         options: `OrderOptions`.
 
     Raises:
         ConfigError: a file is missing, has a size that is no multiple of the type's, or is too
             short for a sequence; or an option is wrong.
+        StorageError: an object is missing or refused, or its store does not answer.
     """
-    paths = list_files(path, "a file of tokens", ("bin", "npy"))
+    paths = files_of(path, "a file of tokens", ("bin", "npy"), cache, storage_options)
     length = whole("seq_len", seq_len, 1)
     step = length if stride is None else whole("stride", stride, 1)
     kind = _whole_dtype("dtype", dtype)
@@ -77,7 +89,7 @@ def _whole_dtype(name: str, dtype: DTypeLike) -> np.dtype[Any]:
 
 
 class TokenRecords:
-    """Sequences from files of tokens, mapped read-only: any thread reads."""
+    """Sequences from files of tokens, mapped read-only, and from objects: any thread reads."""
 
     kind = "tokens"
     skipped = 0
@@ -95,7 +107,9 @@ class TokenRecords:
         self._paths = paths
         self._seq_len, self._dtype, self._stride = seq_len, dtype, stride
         self._as_type, self._offset = as_type, offset
-        self._extents = [self._extent(path) for path in self._paths]
+        self.has_objects = any(isinstance(path, FarPath) for path in paths)
+        find = in_parallel if self.has_objects else map
+        self._extents = [*find(self._extent, self._paths)]
         """Of each file the byte of its first token, and its tokens."""
         # Only whole sequences: a shorter one would not fit into a batch.
         counts = [(size - seq_len) // stride + 1 for _, size in self._extents]
@@ -105,15 +119,20 @@ class TokenRecords:
         self._maps = Kept(MAPS_KEPT)
 
     def _extent(self, path: str) -> tuple[int, int]:
-        try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                head = file.read(12)
-        except OSError as error:
-            raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
-        offset = _header_bytes(path, head, size, self._dtype) if self._offset is None else (
-            self._offset
-        )  # fmt: skip
+        offset = self._offset
+        if isinstance(path, FarPath):
+            size = path.known.size
+            if offset is None:
+                offset = _header_bytes(path, path.head(_HEAD_BYTES), size, self._dtype)
+        else:
+            try:
+                with open(path, "rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    head = file.read(12)
+            except OSError as error:
+                raise ConfigError(f"{path!r} cannot be read: {error.strerror}") from error
+            if offset is None:
+                offset = _header_bytes(path, head, size, self._dtype)
         held = max(0, size - offset)
         # The commonest mistake, a wrong dtype, is mostly seen here.
         if held % self._dtype.itemsize:
@@ -128,6 +147,26 @@ class TokenRecords:
                 f"{self._seq_len}"
             )
         return offset, held // self._dtype.itemsize
+
+    def _rows(self, number: int) -> Callable[[int], NDArray[Any]]:
+        """What gives the sequence of a file that begins at a token."""
+        path = self._paths[number]
+        if isinstance(path, FarPath):
+            return partial(self._row_of_object, path, self._extents[number][0])
+        tokens, length = self._tokens(number), self._seq_len
+        return lambda first: tokens[first : first + length]
+
+    def _row_of_object(self, path: FarPath, offset: int, first: int) -> NDArray[Any]:
+        start, size = offset + first * self._dtype.itemsize, self._seq_len * self._dtype.itemsize
+        return np.frombuffer(path.pread(size, start), self._dtype)
+
+    def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+        """What sequences read of objects."""
+        size = self._dtype.itemsize
+        for number, first in zip(*self._places(indices), strict=True):
+            path, (offset, _) = self._paths[number], self._extents[number]
+            if isinstance(path, FarPath):
+                yield path, offset + first * size, offset + (first + self._seq_len) * size
 
     def _tokens(self, number: int) -> NDArray[Any]:
         """The tokens of a file, mapped."""
@@ -163,11 +202,8 @@ class TokenRecords:
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns:
         """Copy sequences out of the files."""
         numbers, firsts = self._places(indices)
-        files = {number: self._tokens(number) for number in set(numbers)}
-        rows = [
-            files[number][first : first + self._seq_len]
-            for number, first in zip(numbers, firsts, strict=True)
-        ]
+        files = {number: self._rows(number) for number in set(numbers)}
+        rows = [files[number](first) for number, first in zip(numbers, firsts, strict=True)]
         is_as_read = self._as_type == self._dtype
         column = stack(
             rows, lambda i: self.name(int(indices[i])), "tokens", call=call if is_as_read else None
@@ -181,10 +217,18 @@ class TokenRecords:
         np.copyto(cast, column, casting="unsafe")
         return (cast,)
 
+    def _objects(self) -> dict[str, str]:
+        """What tells objects from others, beside their sizes."""
+        if not self.has_objects:
+            return {}
+        told = [path.told if isinstance(path, FarPath) else "" for path in self._paths]
+        return told_of_files(self._paths, told)
+
     def describe(self) -> dict[str, Any]:
         """The sizes of the files, how they are cut, and what another type tokens become."""
         described = {
             "tokens": [size for _, size in self._extents],
+            **self._objects(),
             **order_of_files(self._paths),
             "dtype": self._dtype.str,
             "seq_len": self._seq_len,
@@ -201,6 +245,8 @@ class TokenRecords:
 _LLM_C = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 """Magic number and version of llm.c's files, and what their tokens are."""
 _LLM_C_BYTES = 256 * 4
+_HEAD_BYTES = 4096
+"""So much of an object is read for its header; that of a `.npy` file of one axis has 128 bytes."""
 
 
 def _header_bytes(path: str, head: bytes, size: int, dtype: np.dtype[Any]) -> int:
@@ -211,18 +257,18 @@ def _header_bytes(path: str, head: bytes, size: int, dtype: np.dtype[Any]) -> in
     """
     if head.startswith(b"\x93NUMPY"):
         try:
-            array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+            kind_of_file, shape, offset = _npy_header(path, head)
         # NumPy raises much more of damaged bytes than it says.
         except Exception as error:
             raise ConfigError(f"{path!r} cannot be read as a .npy file: {error}") from error
-        if array.dtype != dtype or array.ndim != 1:
+        if kind_of_file != dtype or len(shape) != 1:
             raise ConfigError(
-                f"{path!r} is a .npy file of {array.dtype} and the shape {array.shape}, expected "
-                f"one axis of {dtype}: give dtype={array.dtype.str!r}, or read it with "
+                f"{path!r} is a .npy file of {kind_of_file} and the shape {shape}, expected "
+                f"one axis of {dtype}: give dtype={kind_of_file.str!r}, or read it with "
                 "sources.arrays"
             )
-        return int(array.offset)
-    magic, version, count = np.frombuffer(head.ljust(12, b"\0"), "<i4").tolist()
+        return offset
+    magic, version, count = np.frombuffer(head[:12].ljust(12, b"\0"), "<i4").tolist()
     kind = _LLM_C.get((magic, version))
     if kind is None:
         _check_megatron(path, dtype)
@@ -236,6 +282,22 @@ def _header_bytes(path: str, head: bytes, size: int, dtype: np.dtype[Any]) -> in
     return _LLM_C_BYTES
 
 
+def _npy_header(path: str, head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """The type and the shape of an array in a file, and the byte where it begins."""
+    if not isinstance(path, FarPath):
+        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+        return array.dtype, array.shape, int(array.offset)
+    file = io.BytesIO(head)
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0
+    }[version]  # fmt: skip
+    shape, _, dtype = read(file)
+    if file.tell() + np.prod(shape, dtype=np.int64) * dtype.itemsize != path.known.size:
+        raise ValueError(f"{path.known.size} bytes are no array of {shape}")
+    return dtype, shape, file.tell()
+
+
 _MEGATRON = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
 """The types of Megatron's datasets, by their codes from 1 on."""
 
@@ -243,6 +305,7 @@ _MEGATRON = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "
 def _check_megatron(path: str, dtype: np.dtype[Any]) -> None:
     """Raise ConfigError where the index of Megatron's that lies beside a file has another dtype."""
     stem, suffix = os.path.splitext(path)
+    # Of an object it would be one more request for each.
     if suffix != ".bin" or not os.path.isfile(f"{stem}.idx"):
         return
     with open(f"{stem}.idx", "rb") as file:

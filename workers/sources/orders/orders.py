@@ -45,6 +45,9 @@ DALI_LIST_SEED = 524287
 class Order(ABC):
     """Which record comes when. Any thread may call any method."""
 
+    is_computed = True
+    """Whether any position is found at once, so that it costs little to look ahead."""
+
     def __init__(self, sharding: Sharding) -> None:
         self.sharding = sharding
 

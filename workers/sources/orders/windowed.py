@@ -184,6 +184,8 @@ class WindowedOrder(Order):
     kept; any thread asks.
     """
 
+    is_computed = False
+
     def __init__(
         self,
         sharding: Sharding,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.fetch.seeding import RECORD_SEEDS
+from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.steps.rows import (
     LEFT_OUT,
     Step,
@@ -21,6 +22,7 @@ from feeder.workers.sources.steps.rows import (
     plain,
     samples_of,
     size_of,
+    touches,
 )
 from feeder.workers.sources.stores.reading import Columns, Faults, OnError, RecordError, Records
 from feeder.workers.stream.batch import Call
@@ -47,6 +49,10 @@ class Mapped(Step):
     def skipped(self) -> int:
         """Reads of records that were left out, here or before."""
         return super().skipped + self._faults.skipped
+
+    def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+        """What the record below reads."""
+        return touches(self.parts[0], indices, call)
 
     def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
         """What the function makes of each sample."""
@@ -96,6 +102,10 @@ class Filtered(Step):
         self._number: int = of._number + 1 if isinstance(of, Filtered) else 0
         self.traits = replace(self.traits, may_skip=True, filters=True, by_sample=True)
 
+    def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+        """What the record below reads."""
+        return touches(self.parts[0], indices, call)
+
     def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
         """The samples, with `LEFT_OUT` in place of those that the function is false of."""
         samples = samples_of(self.parts[0], indices, call)
@@ -136,6 +146,11 @@ class Zipped(Step):
         columns = [part.read(indices, call) for part in self.parts]
         joined: Columns = self._join([c for c in columns if c is not None], int(indices[0]), call)
         return joined
+
+    def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+        """What the records of all parts read."""
+        for part in self.parts:
+            yield from touches(part, indices, call)
 
     def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
         """The samples of all parts, joined; left out where one of them is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.collate import exact_array, flat
+from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.orders.permutation import Permutation
 from feeder.workers.sources.steps.rows import (
     LEFT_OUT,
@@ -23,6 +24,7 @@ from feeder.workers.sources.steps.rows import (
     size_in,
     size_of,
     split,
+    touches,
 )
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import (
@@ -94,6 +96,10 @@ class Padded(Step):
         traits = self.traits
         is_last = traits.is_last or length is None
         self.traits = replace(traits, is_last=is_last, by_sample=traits.may_skip)
+
+    def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+        """What the records below read."""
+        return touches(self.parts[0], indices, call)
 
     def _read(self, indices: NDArray[np.int64], call: Call) -> tuple[Columns | None, list[int]]:
         samples = samples_of(self.parts[0], indices, call)
@@ -241,6 +247,10 @@ class Offsets(Step):
         super().__init__(of)
         # Its rows are calls.
         self.traits = replace(self.traits, is_last=True, may_skip=True)
+
+    def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+        """What the records below read."""
+        return touches(self.parts[0], indices, call)
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """The rows of a call, joined."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import FeedError
+from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.steps.rows import (
     Step,
     apply,
@@ -24,6 +25,7 @@ from feeder.workers.sources.steps.rows import (
     part_of,
     samples_of,
     size_of,
+    touches,
 )
 from feeder.workers.sources.stores.reading import Columns, Record, RecordError, Records
 from feeder.workers.stream.batch import Call
@@ -167,6 +169,11 @@ class Routed(Step):
             own = call._replace(epoch=epoch)
             own = own if tag is None else part_of(own, tag)
             yield part, self.parts[part], rows, places.positions[rows], own
+
+    def touches(self, indices: Numbers, call: Call) -> Iterator[Touch]:
+        """What the records of each part read."""
+        for _, part, _, positions, own in self._groups(indices, call):
+            yield from touches(part, positions, own)
 
     def read(self, indices: Numbers, call: Call) -> Columns | None:
         """Whole columns of each part, put into their places."""

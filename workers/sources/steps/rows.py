@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.collate import make_columns
+from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.stores.reading import Columns, Record, Records
 from feeder.workers.stream.batch import Call
 
@@ -45,6 +46,19 @@ def samples_of(records: Records, indices: NDArray[np.int64], call: Call) -> list
     # From the columns of several records it cannot be told which of them were left out.
     each = (records.read(indices[i : i + 1], call) for i in range(len(indices)))
     return [LEFT_OUT if columns is None else split(columns)[0] for columns in each]
+
+
+def touches(records: Records, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
+    """Which bytes of objects of stores are read for records; nothing if that is not known before
+    they are read."""
+    found: Callable[..., Iterator[Touch]] | None = getattr(records, "touches", None)
+    return iter(()) if found is None else found(indices, call)
+
+
+def is_far(records: Any) -> bool:
+    """Whether some of what records are made of lies in stores."""
+    parts = (*getattr(records, "parts", ()), *filter(None, [getattr(records, "records", None)]))
+    return bool(getattr(records, "has_objects", False)) or any(map(is_far, parts))
 
 
 def split(columns: Columns) -> list[Any]:

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from feeder.workers.errors import ConfigError, FeedError
 from feeder.workers.sources import extras
+from feeder.workers.sources.far.paths import FarPath
 from feeder.workers.sources.stores.kept import Kept
 
 _STRETCHES_KEPT = 16
@@ -51,7 +52,11 @@ Pread = Callable[[int, int], bytes]
 
 def kind_of(file: BinaryIO) -> str:
     """How a file is compressed; empty if it is not."""
-    head = os.pread(file.fileno(), 10, 0)
+    return kind_of_bytes(os.pread(file.fileno(), 10, 0))
+
+
+def kind_of_bytes(head: bytes) -> str:
+    """How a file is compressed that begins with these ten bytes; empty if it is not."""
     return next((kind for kind, magic in _KINDS.items() if re.match(magic, head, re.DOTALL)), "")
 
 
@@ -213,6 +218,9 @@ class Contents:
         """What reads the content of a file. It is opened at the call: no process may hold a whole
         data set's files open."""
         path, kind = self._places[number]
+        if isinstance(path, FarPath):
+            yield path.pread
+            return
         if kind:
             yield self._inflated.get(number, lambda: Inflated(path, kind, self._tell)).pread
             return

@@ -30,12 +30,15 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.arguments import PathLike
+from feeder.workers.sources.far.ahead import Touch
+from feeder.workers.sources.far.paths import FarPath
 from feeder.workers.sources.stores.inflated import (
     Contents,
     InflatedFile,
     Place,
     Pread,
     kind_of,
+    kind_of_bytes,
     size_of,
 )
 from feeder.workers.sources.stores.kept import Kept
@@ -142,7 +145,8 @@ class IndexedFiles:
             if place is None:
                 self._in_memory[number] = index
             counts.append(int(index["record"][-1]) + 1 if len(index) > _HEADS else 0)
-            self._told.append(_told(counts[-1], index))
+            told = _told(counts[-1], index)
+            self._told.append(f"{path.told}, {told}" if isinstance(path, FarPath) else told)
         self._ends = np.cumsum(counts)
         self._firsts = self._ends - counts
         # Each map holds a descriptor.
@@ -201,6 +205,21 @@ class IndexedFiles:
             # To look at it takes as long as to read a small record.
             before = int(index["offset"][start - 1] + index["size"][start - 1])
         return number, index[start:stop], before
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether some of the files are objects of stores."""
+        return any(isinstance(path, FarPath) for path in self._paths)
+
+    def touches(self, records: Sequence[int]) -> Iterator[Touch]:
+        """What records read of objects."""
+        for record in records:
+            number, entries, before = self._entries(record)
+            path = self._paths[number]
+            if isinstance(path, FarPath):
+                first, last = entries[0], entries[-1]
+                start = before if self._with_origin else int(first["offset"])
+                yield path, start, int(last["offset"] + last["size"]) + self._after
 
     def name(self, record: int) -> str:
         """The path, and where the record begins."""
@@ -276,11 +295,24 @@ def digest_of_stretches(file: BinaryIO, size: int) -> int:
 def opened(path: str) -> Iterator[tuple[IO[bytes], int]]:
     """A file, or the content of a compressed one, for a `Scan` of its beginning; and its size, or
     more than that."""
+    if isinstance(path, FarPath):
+        _refuse_compressed(path)
+        with path.opened(to_end=False) as file:
+            yield file, path.known.size
+        return
     with open(path, "rb") as file:
         if kind := kind_of(file):
             yield BufferedReader(InflatedFile(path, kind)), sys.maxsize
         else:
             yield file, os.fstat(file.fileno()).st_size
+
+
+def _refuse_compressed(path: FarPath) -> None:
+    if kind := kind_of_bytes(path.pread(10, 0)):
+        raise ConfigError(
+            f"{path!r} is compressed ({kind}): objects of stores are read as they are, so that any "
+            "record is read at once; decompress it"
+        )
 
 
 def read_at(file: IO[bytes], size: int, offset: int) -> bytes:
@@ -318,6 +350,8 @@ class _Keeper:
 
     def index(self, path: str, scan: Scan, which: str) -> tuple[NDArray[Any], str | None]:
         """The index of a file, one that is kept or a new one, and where it is kept, if it is."""
+        if isinstance(path, FarPath):
+            return self._index_of_object(path, scan, which)
         try:
             with open(path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -349,14 +383,41 @@ class _Keeper:
         except ValueError as error:
             raise ConfigError(f"{path!r}: {error}") from error
 
+    def _index_of_object(
+        self, path: FarPath, scan: Scan, which: str
+    ) -> tuple[NDArray[Any], str | None]:
+        """The same of an object, which is known by its tag."""
+        digest = xxhash.xxh3_64_digest(repr(path.known).encode())
+        tag = int.from_bytes(digest, "little", signed=True)
+        head = (_VERSION, f"{scan.__name__}:object".encode(), tag, path.known.size)
+        place = self._place_of(path)
+        index = _load_if_of(place, head) if place else None
+        if index is not None and index[0]["kind"] == head[1]:
+            return index, place
+        logger.info("indexing %r, file %s", path, which)
+        _refuse_compressed(path)
+        try:
+            with path.opened(to_end=True) as file:
+                entries = np.fromiter(scan(file, path.known.size), ENTRY)
+        except ValueError as error:
+            raise ConfigError(f"{path!r}: {error}") from error
+        whole = np.concatenate((np.array([head, (0, b"", tag, 0)], ENTRY), entries))
+        return self._kept(place, whole) if place else (whole, None)
+
     def content(self, path: str, index: NDArray[Any], *, write: bool = False) -> Place:
         """Where the content of a file is read."""
         size, digest = int(index[1]["size"]), int(index[1]["offset"])
         packed = Place(path, index[1]["kind"].decode())
+        if isinstance(path, FarPath):
+            return packed
         return packed.found(self._place_of(path), size, digest, write=write)
 
     def _place_of(self, path: str) -> str:
         name = f".{os.path.basename(path)}.feeder-index"
+        if isinstance(path, FarPath):
+            folder = path.blocks.indexes if self._folder is None else self._folder
+            digest = xxhash.xxh3_64_hexdigest(path.encode())
+            return os.path.join(folder, f"{digest}{name}") if folder else ""
         if self._folder is None:
             return os.path.join(os.path.dirname(path), name)
         # Files of one name in several folders have an index each.

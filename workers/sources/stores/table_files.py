@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 from urllib.parse import unquote
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.extras import load
+from feeder.workers.sources.far.ahead import Touch
+from feeder.workers.sources.far.paths import FarPath
 from feeder.workers.sources.stores.arrow_columns import (
     empty_table,
     find_field,
@@ -229,8 +231,15 @@ _FOOT_BYTES = 64 * 1024
 _FEW_ROWS = 64
 
 
+def _as_given(path: str) -> Any:
+    """A path, or an object as a file."""
+    return path.file() if isinstance(path, FarPath) else path
+
+
 def _digest_of_end(path: str) -> str:
-    """A digest of a file's size and end, where its directory is."""
+    """A digest of a file's size and end, where its directory is; of an object what is known."""
+    if isinstance(path, FarPath):
+        return path.told
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         foot = os.pread(file.fileno(), _FOOT_BYTES, max(0, size - _FOOT_BYTES))
@@ -264,7 +273,7 @@ class ParquetFiles(_Files):
 
     def _open(self, path: str) -> tuple[Any, list[int], str]:
         module = load("pyarrow.parquet", "arrow")
-        with module.ParquetFile(path) as file:
+        with module.ParquetFile(_as_given(path)) as file:
             groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
             rows, listed = [group.num_rows for group in groups], file.metadata.num_rows
             if sum(rows) != listed or min(rows, default=0) < 0:
@@ -273,15 +282,39 @@ class ParquetFiles(_Files):
                 )
             return file.schema_arrow, rows, _digest_of_end(path)
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether some of the files are objects of stores."""
+        return any(isinstance(path, FarPath) for path in self.paths)
+
+    def _footer(self, file_number: int) -> Any:
+        path, read = self.paths[file_number], load("pyarrow.parquet", "arrow").read_metadata
+        return self._footers.get(file_number, lambda: read(_as_given(path), memory_map=True))
+
+    def touches(self, number: int) -> Iterator[Touch]:
+        """What a row group takes of an object: the chunks of its columns."""
+        file_number, group = self.places[number]
+        path = self.paths[file_number]
+        if not isinstance(path, FarPath):
+            return
+        listed = self._footer(file_number).row_group(group)
+        wanted = None if self.columns is None else {name.split(".")[0] for name in self.columns}
+        for i in range(listed.num_columns):
+            chunk = listed.column(i)
+            if wanted is None or chunk.path_in_schema.split(".")[0] in wanted:
+                # The dictionary of a column, if it has one, comes before its data.
+                start = chunk.dictionary_page_offset or chunk.data_page_offset
+                yield path, start, start + chunk.total_compressed_size
+
     def group(self, number: int) -> Any:
         file_number, group = self.places[number]
         module, path = load("pyarrow.parquet", "arrow"), self.paths[file_number]
         # Else the memory of groups that went stays with pyarrow: half as much again.
         load("pyarrow", "arrow").default_memory_pool().release_unused()
-        footer = self._footers.get(file_number, lambda: module.read_metadata(path, memory_map=True))
         with module.ParquetFile(
-            path, metadata=footer, memory_map=True, page_checksum_verification=self._verify
-        ) as file:
+            _as_given(path), metadata=self._footer(file_number), memory_map=True,
+            page_checksum_verification=self._verify,
+        ) as file:  # fmt: skip
             # Other calls run beside this one: more threads would take their time.
             options = {"columns": self.stored(file.schema_arrow), "use_threads": False}
             try:

@@ -1,0 +1,149 @@
+"""Calls are foreseen in their order, from wherever a feed begins."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import feeder
+from far_server import FarServer
+from feeder import Call
+from feeder.workers.sources.far import ahead as module
+from feeder.workers.sources.far.ahead import Ahead
+from feeder.workers.sources.far.blocks import Blocks
+from feeder.workers.sources.far.objects import Known, Objects
+from feeder.workers.sources.far.paths import FarPath
+
+CALLS = 20
+
+
+class Recorded(Blocks):
+    """Blocks that note what they are told; nothing is read."""
+
+    def __init__(self) -> None:
+        super().__init__("", 0)
+        self.told: list[tuple[str, Any]] = []
+        self._closed.set()  # Nothing is brought.
+
+    def foresee(self, reader: Any, blocks: Any) -> int:
+        blocks = [*blocks]
+        self.told.append(("foresee", [start for _, start, _ in blocks]))
+        return super().foresee(reader, blocks)
+
+    def enter(self, reader: Any, step: int) -> None:
+        self.told.append(("enter", step))
+        super().enter(reader, step)
+
+    def leave(self, reader: Any, steps: Any) -> None:
+        steps = [*steps]
+        self.told += [("leave", step) for step in steps]
+        super().leave(reader, steps)
+
+    def forget(self, reader: Any) -> None:
+        self.told.append(("forget", None))
+        super().forget(reader)
+
+
+@pytest.fixture
+def blocks() -> Recorded:
+    return Recorded()
+
+
+def touched(blocks: Blocks) -> Any:
+    """Call i of epoch e reads a byte at 100 e + i."""
+    path = FarPath(Known("s3://b/x", 1 << 20, '"t"'), blocks, Objects())
+
+    def touches(call: Call) -> Iterator[Any]:
+        if call.index >= CALLS:
+            raise StopIteration
+        at = 100 * call.epoch + call.index
+        return iter([(path, at, at + 1)])
+
+    return touches
+
+
+def make(ahead: Ahead, blocks: Recorded, epoch: int, index: int) -> list[tuple[str, Any]]:
+    """Make a call; what the blocks were told for it."""
+    blocks.told.clear()
+    with ahead.step(Call(index, epoch, 0, 4, 7), touched(blocks)):
+        pass
+    return blocks.told
+
+
+def foreseen(told: list[tuple[str, Any]]) -> list[int]:
+    return [start for what, starts in told if what == "foresee" for start in starts]
+
+
+def test_the_calls_of_this_epoch_and_the_next_are_foreseen_in_their_order(
+    blocks: Recorded,
+) -> None:
+    ahead, found = Ahead(), []
+    for index in range(CALLS):
+        told = make(ahead, blocks, 3, index)
+        assert [one for one in told if one[0] in ("enter", "leave")] == [
+            ("enter", index), ("leave", index)
+        ]  # fmt: skip
+        found += foreseen(told)
+    assert found == [*range(300, 300 + CALLS), *range(400, 400 + CALLS)]
+    told = make(ahead, blocks, 4, 0)
+    assert ("enter", CALLS) in told
+    assert foreseen(told) == [*range(500, 500 + CALLS)]
+
+
+def test_a_call_that_was_not_foreseen_is_where_the_future_begins(blocks: Recorded) -> None:
+    ahead = Ahead()
+    make(ahead, blocks, 0, 0)
+    told = make(ahead, blocks, 7, 15)
+    assert told[0] == ("forget", None)
+    assert foreseen(told)[:6] == [715, 716, 717, 718, 719, 800]
+    # One that was made lately is made again: a feed makes its first call twice.
+    for index in (15, 16, 15):
+        assert ("forget", None) not in make(ahead, blocks, 7, index)
+
+
+def test_calls_that_other_processes_make_are_over_when_they_are_late(
+    blocks: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LATE_STEPS", 3)
+    ahead = Ahead()
+    left = [
+        step for index in range(0, CALLS, 2)
+        for what, step in make(ahead, blocks, 0, index) if what == "leave"
+    ]  # fmt: skip
+    assert set(left) >= set(range(CALLS - 2 - 3))
+    assert len(ahead._numbers) <= module._MOST_STEPS
+
+
+def test_no_more_is_foreseen_than_there_is_room_for(
+    blocks: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_USES", 5)
+    ahead = Ahead()
+    for index in range(10):
+        make(ahead, blocks, 0, index)
+        assert ahead._foreseen - index <= 5 + 1
+
+
+def test_what_cannot_be_foreseen_does_not_fail_a_call(blocks: Recorded) -> None:
+    def defective(call: Call) -> Iterator[Any]:
+        raise ValueError("a table is damaged")
+
+    with Ahead().step(Call(0, 0, 0, 4, 7), defective):
+        pass
+    assert blocks.told == []
+
+
+@pytest.mark.foreign_sockets
+def test_a_source_that_is_gone_is_forgotten(far: FarServer) -> None:
+    far.objects["b/x"] = bytes(8000)
+    source = feeder.sources.tokens(f"{far.address}/b/x", 10, "uint16", offset=0)
+    source(Call(0, 0, 0, 4, 0))
+    blocks = source.records._paths[0].blocks
+    assert len(blocks._foresight._readers) == 1
+    del source
+    gc.collect()
+    assert len(blocks._foresight._readers) == 0
+    blocks.close()

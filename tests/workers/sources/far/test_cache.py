@@ -1,0 +1,254 @@
+"""What a cache asks of a store, and what it does if its disk or the store fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle  # noqa: TID251  # as executors do
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+import feeder
+from far_server import FarServer
+from feeder.errors import ConfigError, StorageError
+from feeder.workers.sources.far import blocks as module
+from feeder.workers.sources.far.blocks import BLOCK_BYTES, Blocks
+from feeder.workers.sources.far.objects import Known, Objects
+
+pytestmark = pytest.mark.foreign_sockets
+
+NUM_BLOCKS = 40
+BLOCK = 1024
+
+
+@pytest.fixture
+def known(far: FarServer, monkeypatch: pytest.MonkeyPatch) -> tuple[Objects, Known]:
+    """An object of many blocks."""
+    monkeypatch.setattr(module, "BLOCK_BYTES", BLOCK)
+    far.objects["b/x"] = os.urandom(BLOCK * NUM_BLOCKS - 10)
+    objects = Objects()
+    return objects, objects.known(f"{far.address}/b/x")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, known: tuple[Objects, Known]) -> Iterator[Blocks]:
+    made = Blocks(str(tmp_path / "cache"), 32 * 8192)
+    made.register([known[1]], known[0])
+    yield made
+    made.close()
+
+
+def test_blocks_that_lie_together_are_one_request(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    assert cache.read(one, 10, 20) == data[10:20]
+    assert cache.read(one, 1000, 9 * BLOCK) == data[1000 : 9 * BLOCK]
+    assert cache.read(one, BLOCK * (NUM_BLOCKS - 1), 10**9) == data[BLOCK * (NUM_BLOCKS - 1) :]
+    assert cache.read(one, 10**9, 10**9 + 5) == b""
+    end = NUM_BLOCKS * BLOCK - 10
+    assert [span for _, span in far.asked] == [
+        (0, BLOCK), (BLOCK, 9 * BLOCK), ((NUM_BLOCKS - 1) * BLOCK, end)
+    ]  # fmt: skip
+    assert cache.read(one, 0, 9 * BLOCK) == data[: 9 * BLOCK]
+    assert len(far.asked) == 3
+    stats = cache.stats()
+    assert (stats["requests"], stats["bytes"], stats["coming"]) == (3, 9 * BLOCK + end % BLOCK, 0)
+
+
+def test_what_is_foreseen_is_brought_in_few_requests_before_it_is_read(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    for number in range(NUM_BLOCKS // 2):
+        cache.foresee("me", [(one, number * BLOCK, (number + 1) * BLOCK)])
+    for number in range(NUM_BLOCKS // 2):
+        cache.enter("me", number)
+        part = slice(number * BLOCK, (number + 1) * BLOCK)
+        assert cache.read(one, part.start, part.stop) == data[part]
+        cache.leave("me", [number])
+    cache.close()
+    # 8 KiB of room for each; a quarter of the room is 8 blocks ahead. The first come one by one.
+    assert cache.stats()["bytes"] == BLOCK * NUM_BLOCKS // 2
+    assert len(far.asked) <= 10
+
+
+def test_several_readers_of_a_block_make_one_request(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    asked, go = Event(), Event()
+
+    def fault(number: int, path: str, span: Any) -> str:
+        asked.set()
+        go.wait(20)
+        return ""
+
+    far.fault = fault
+    found: list[bytes] = []
+    threads = [Thread(target=lambda: found.append(cache.read(one, 5, 50))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert asked.wait(20)
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert found == [data[5:50]] * 3
+    assert len(far.asked) == 1
+
+
+def test_a_request_that_fails_is_told_to_all_who_wait_and_leaves_no_room_taken(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    far.fault = lambda number, path, span: "403"
+    cache.foresee("me", [(known[1], 0, 3 * BLOCK)])
+    cache.enter("me", 0)
+    with pytest.raises(StorageError, match="is refused"):
+        cache.read(known[1], 0, 3 * BLOCK)
+    cache.leave("me", [0])
+    cache.close()
+    assert not list(Path(cache.path).glob("blocks/??/*"))
+    far.fault = lambda number, path, span: ""
+    assert cache.read(known[1], 0, 9) == far.objects["b/x"][:9]
+    cache.close()
+
+
+def test_a_disk_that_fails_is_told_once_and_memory_takes_its_place(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known],
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    one, data = known[1], far.objects["b/x"]
+    write = os.write
+
+    def full(file: int, data: Any) -> int:
+        if os.readlink(f"/proc/self/fd/{file}").endswith(".partial"):
+            raise OSError(28, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(cache, "_memory_room", 4 * BLOCK)
+    with caplog.at_level(logging.WARNING, "feeder"):
+        for start in (0, 2000, 4000, 0, 2000):
+            assert cache.read(one, start, start + 1500) == data[start : start + 1500]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the cache {cache.path!r} cannot be written (No space left on device): blocks are kept in "
+        "memory, at most 0 MiB"
+    ]
+    assert cache._memory_bytes <= 4 * BLOCK
+    assert not list(Path(cache.path).glob("blocks/??/*"))
+    monkeypatch.undo()
+
+
+def test_a_folder_that_cannot_be_made_is_told_and_memory_takes_its_place(
+    tmp_path: Path, far: FarServer, known: tuple[Objects, Known],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING, "feeder"):
+        cache = Blocks(str(tmp_path / "file" / "cache"), 32 * 8192)
+        cache.register([known[1]], known[0])
+        for _ in range(2):
+            assert cache.read(known[1], 0, 5) == far.objects["b/x"][:5]
+    assert len(caplog.records) == 1
+    assert len(far.asked) == 1
+    cache.close()
+
+
+def test_blocks_that_another_process_removed_are_brought_again(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    cache.foresee("me", [(one, 0, 100)])
+    cache.enter("me", 0)
+    assert cache.read(one, 0, 100) == data[:100]
+    cache.close()
+    for path in Path(cache.path).glob("blocks/??/*"):
+        path.unlink()
+    assert cache.read(one, 0, 100) == data[:100]
+    assert len(far.asked) == 2
+    cache.close()
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_bytes is 5, expected a whole number of at least"):
+        feeder.Cache(tmp_path / "x", 5)
+    with pytest.raises(ConfigError, match="path is 3"):
+        feeder.Cache(3, 1 << 30)  # type: ignore[arg-type]
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ConfigError, match="no cache of feeder's"):
+        feeder.Cache(tmp_path, 16 * BLOCK_BYTES)
+
+
+def test_a_cache_that_is_unpickled_is_one_in_each_process(tmp_path: Path) -> None:
+    with feeder.Cache(tmp_path / "x", 16 * BLOCK_BYTES) as cache:
+        copies = [pickle.loads(pickle.dumps(cache)) for _ in range(2)]
+        assert copies[0]._blocks is copies[1]._blocks
+        assert (copies[0].path, copies[0].max_bytes) == (cache.path, cache.max_bytes)
+        copies[0].close()
+
+
+@pytest.mark.process
+def test_a_forked_child_reads_blocks_that_are_there_and_is_told_of_others(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    assert cache.read(one, 0, 10) == data[:10]
+    # Whatever other threads hold is theirs.
+    with cache._lock:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                assert cache.read(one, 5, 10) == data[5:10]
+                with pytest.raises(feeder.ForkedError, match="spawn"):
+                    cache.read(one, 5 * BLOCK, 6 * BLOCK)
+                status = 0
+            finally:
+                os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cache.read(one, 5 * BLOCK, 6 * BLOCK) == data[5 * BLOCK : 6 * BLOCK]
+
+
+def test_what_a_reader_waits_for_is_asked_for_first(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    for number in (0, 1, 2, 3):
+        cache.foresee("a", [(one, number * BLOCK, (number + 1) * BLOCK)])
+    cache.foresee("b", [(one, 35 * BLOCK, 36 * BLOCK)])
+    # As if all requests were under way.
+    cache._active = 16
+    cache.enter("a", 0)
+    cache.enter("b", 0)
+    assert [*cache._pending] == [35, 0, 1, 2, 3]
+    cache._active = 0
+    assert cache.read(one, 35 * BLOCK, 36 * BLOCK) == data[35 * BLOCK : 36 * BLOCK]
+    cache.close()
+
+
+def test_the_credentials_that_were_given_last_are_used(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    far.objects["b/empty"], far.objects["b/y"] = b"", b"y" * 3000
+    empty = known[0].known(f"{far.address}/b/empty")
+    cache.register([empty], known[0])
+    other = known[0].known(f"{far.address}/b/y")
+    cache.register([other], known[0])
+    newer = Objects()
+    cache.register([one, empty], newer)
+    assert cache.read(one, 0, 5) == data[:5]
+    assert cache.read(other, 2000, 3000) == b"y" * 1000
+    assert (newer.counts()["requests"], known[0].counts()["requests"]) == (1, 1)
+    # Those of the file before end where the next one begins.
+    end = (NUM_BLOCKS - 1) * BLOCK
+    assert cache.read(one, end, end + 2 * BLOCK) == data[end:]
+    cache.foresee("me", [(one, end, end + BLOCK), (other, 0, 1000)])
+    cache.enter("me", 0)
+    assert cache.read(other, 0, 1000) == b"y" * 1000
+    cache.close()
+    assert newer.counts()["requests"] == 2

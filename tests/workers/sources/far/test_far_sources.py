@@ -1,0 +1,366 @@
+"""Sources of URLs give, byte for byte, what the same files give on a disk: in any order, with any
+cache, whatever the store does, and after a resume on a host whose cache is empty."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import feeder
+from far_server import FarServer, far_server
+from feeder import sources
+from feeder.errors import ConfigError, ResumeError, StorageError
+from feeder.workers.sources.far import blocks as blocks_module
+from feeder.workers.sources.far import cache as cache_module
+from feeder.workers.sources.far import objects as objects_module
+from feeder.workers.sources.far import paths
+from shards import example, ints, numbered, write_tar, write_tfrecord
+
+pytestmark = pytest.mark.foreign_sockets
+
+BLOCK = 512
+NUM = 90
+
+
+def write_mds(folder: Path, num: int, per_shard: int) -> None:
+    """Shards of a number and of some bytes."""
+    folder.mkdir()
+    entries = []
+    for start in range(0, num, per_shard):
+        rows = range(start, min(start + per_shard, num))
+        columns = {"column_names": ["i", "b"], "column_encodings": ["int", "bytes"],
+                   "column_sizes": [8, None]}  # fmt: skip
+        head = json.dumps(columns).encode()
+        samples = [
+            struct.pack("<Iq", 20 + i % 3, i) + bytes([i % 251]) * (20 + i % 3) for i in rows
+        ]
+        at = 4 + 4 * (len(samples) + 1) + len(head)
+        offsets = at + np.cumsum([0, *map(len, samples)])
+        data = struct.pack("<I", len(samples)) + offsets.astype("<u4").tobytes() + head
+        name = f"shard.{start:05d}.mds"
+        (folder / name).write_bytes(data + b"".join(samples))
+        entries.append({
+            **columns, "format": "mds", "samples": len(samples), "compression": None,
+            "version": 2, "zip_data": None,
+            "raw_data": {"basename": name, "bytes": int(offsets[-1]), "hashes": {}},
+        })  # fmt: skip
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of each kind, some records of which lie in two blocks."""
+    root: Path = tmp_path_factory.mktemp("files")
+    (root / "tokens").mkdir()
+    np.arange(7 * NUM, dtype="<u2").tofile(root / "tokens" / "a.bin")
+    np.save(root / "tokens" / "b.npy", np.arange(1000, 1000 + 7 * NUM, dtype="<u2"))
+    write_mds(root / "mds", NUM, 40)
+    (root / "jsonl").mkdir()
+    for name, first in (("a", 0), ("b", NUM // 2)):
+        lines = (json.dumps({"i": i, "t": [i] * 3}) for i in range(first, first + NUM // 2))
+        (root / "jsonl" / f"{name}.jsonl").write_text("\n".join(lines))
+    (root / "tar").mkdir()
+    for start in range(0, NUM, 30):
+        write_tar(root / "tar" / f"{start:03d}.tar", numbered(start, start + 30), start)
+    (root / "tfrecord").mkdir()
+    records = [example({"i": ints(i), "sq": ints(i, i * i)}) for i in range(NUM)]
+    write_tfrecord(root / "tfrecord" / "x.tfrecord", records, is_sealed=True)
+    rows = {"i": [*range(NUM)], "x": [[i, i + 0.5] for i in range(NUM)], "unused": ["?"] * NUM}
+    for half, part in ((0, slice(0, 50)), (1, slice(50, NUM))):
+        table = pyarrow.table({name: pyarrow.array(values[part]) for name, values in rows.items()})
+        table = table.set_column(1, "x", table["x"].cast(pyarrow.list_(pyarrow.float64(), 2)))
+        folder = root / "parquet" / f"half={half}"
+        folder.mkdir(parents=True)
+        pyarrow.parquet.write_table(table, folder / "x.parquet", row_group_size=12)
+    for i in range(24):
+        folder = root / "images" / "cab"[i % 3] / ("deep/er" if i % 5 == 0 else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6), (i, 2 * i, 255 - i)).save(folder / f"{i}.png")
+        (folder / "notes.txt").write_text("no image")
+    return root
+
+
+@pytest.fixture(scope="module")
+def store(warm: None, files: Path) -> Iterator[FarServer]:
+    """The files as objects. It is one for all examples; each sets the faults."""
+    with pytest.MonkeyPatch.context() as patch, far_server() as far:
+        patch.setattr(blocks_module, "BLOCK_BYTES", BLOCK)
+        patch.setattr(paths, "BLOCK_BYTES", BLOCK)
+        patch.setattr(cache_module, "_LEAST_BYTES", BLOCK)
+        patch.setattr(blocks_module, "_AHEAD_BYTES", 8 * 4096)
+        patch.setattr(objects_module, "_FIRST_PAUSE_S", 0.001)
+        patch.setattr(objects_module, "_SLOW_PAUSE_S", 0.002)
+        patch.setattr(objects_module, "_MOST_PAUSE_S", 0.004)
+        upload(far, files)
+        yield far
+
+
+def upload(far: FarServer, files: Path) -> None:
+    for path in files.rglob("*"):
+        if path.is_file() and not path.name.endswith(".feeder-index"):
+            far.objects[f"bucket/{path.relative_to(files)}"] = path.read_bytes()
+
+
+Make = Callable[..., sources.Source]
+
+COLUMNS = {
+    "tokens": ["x"], "mds": ["i", "length", "first"], "jsonl": ["i", "t"],
+    "webdataset": ["npy", "cls"], "webdataset, origin": ["cls", "__key__"], "tfrecord": ["i", "sq"],
+    "parquet": ["i", "x", "half"], "images": ["image", "label"], "images, dali": ["image", "label"],
+}  # fmt: skip
+KINDS: dict[str, Make] = {
+    "tokens": lambda root, **far: sources.tokens(f"{root}/tokens/", 5, "uint16", stride=4, **far),
+    "mds": lambda root, **far: sources.mds(f"{root}/mds", ["i", "b"], **far).map(
+        lambda row: (row["i"], len(row["b"]), row["b"][0])
+    ),
+    "jsonl": lambda root, **far: sources.jsonl(f"{root}/jsonl/*.jsonl", **far),
+    "webdataset": lambda root, **far: sources.webdataset(
+        f"{root}/tar/{{000,030,060}}.tar", ["npy", "cls"], **far
+    ),
+    "webdataset, origin": lambda root, **far: sources.webdataset(
+        f"{root}/tar/*.tar", ["cls", "__key__"], **far
+    ),
+    "parquet": lambda root, **far: sources.parquet(
+        f"{root}/parquet/**/*.parquet", ["i", "x", "half"], row_group_cache=2, **far
+    ),
+    "images": lambda root, **far: sources.image_folder(f"{root}/images", **far),
+    "images, dali": lambda root, **far: sources.image_folder(
+        f"{root}/images", order="dali", random_shuffle=True, initial_fill=7, **far
+    ),
+    "tfrecord": lambda root, **far: sources.tfrecord(
+        f"{root}/tfrecord/x.tfrecord", verify=True, **far
+    ),
+}
+
+Change = Callable[[sources.Source], sources.Source]
+CHANGES: dict[str, Change] = {
+    "in order": lambda source: source,
+    "shuffled": lambda source: source.shuffle(),
+    "windows": lambda source: source.shuffle(window=16),
+    "part": lambda source: source.shuffle(3).skip(7).take(12).repeat(2),
+    "shard": lambda source: source.shuffle().shard(1, 3),
+    "joined": lambda source: source.take(20).concat(source.skip(5)).shuffle(),
+}
+
+
+def make(kind: str, source: Any, size: int, threads: int, resume: Any = None) -> Any:
+    return feeder.init_data_input_workers(
+        COLUMNS[kind], source, batch_size=size, epochs=2, num_threads=threads, resume=resume
+    )
+
+
+def batch_bytes(batch: feeder.Batch) -> list[tuple[str, Any, bytes]]:
+    return [(name, (a.dtype.str, a.shape), a.tobytes()) for name, a in batch.items()]
+
+
+def read(feeds: Any, most: int | None = None) -> tuple[list[Any], Any]:
+    """The next batches, and the state after them."""
+    found: list[Any] = []
+    with feeds:
+        feed = iter(feeds["train"])
+        while most is None or len(found) < most:
+            batch = next(feed, None)
+            if batch is None:
+                break
+            found.append(batch_bytes(batch))
+        return found, feeds.state_dict()
+
+
+@pytest.mark.served
+@given(data=st.data())
+def test_far_is_near(
+    store: FarServer, files: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    kind, change = data.draw(st.sampled_from([*KINDS])), data.draw(st.sampled_from([*CHANGES]))
+    size, threads = data.draw(st.integers(1, 17)), data.draw(st.integers(1, 3))
+    blocks, stop = data.draw(st.integers(16, 40)), data.draw(st.integers(0, 12))
+    faults = data.draw(
+        st.lists(st.sampled_from(["", "", "", "500", "cut", "shifted", "503"]), max_size=6)
+    )
+    folder, url = tmp_path_factory.mktemp("caches"), "s3://bucket"
+    # Of the requests of an example, in turn.
+    store.fault = lambda number, path, span: [*faults, *[""] * 9][number % (len(faults) + 9)]
+
+    def far_source(name: str) -> tuple[feeder.Cache, sources.Source]:
+        cache = feeder.Cache(folder / name, blocks * 4096)
+        return cache, CHANGES[change](
+            KINDS[kind](url, cache=cache, storage_options=store.options())
+        )
+
+    near, _ = read(make(kind, CHANGES[change](KINDS[kind](files)), size, threads))
+    one, source = far_source("one")
+    with one:
+        begun, state = read(make(kind, source, size, threads), stop)
+    # Another host: its cache is empty.
+    other, source = far_source("other")
+    with other:
+        rest, _ = read(make(kind, source, size, threads, state))
+    assert begun + rest == near
+    for name in ("one", "other"):
+        taken = sum(path.stat().st_size for path in (folder / name / "blocks").glob("??/*"))
+        assert taken <= blocks * 4096
+
+
+# ---- what goes wrong
+
+
+@pytest.fixture
+def changing(warm: None, files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarServer]:
+    """A store whose objects a test may change."""
+    monkeypatch.setattr(blocks_module, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(paths, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(cache_module, "_LEAST_BYTES", BLOCK)
+    with far_server() as far:
+        upload(far, files)
+        yield far
+
+
+@pytest.fixture
+def caches() -> Iterator[ExitStack]:
+    """Closes caches."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize(
+    "kind", ["tokens", "mds", "jsonl", "webdataset", "tfrecord", "parquet", "images"]
+)
+def test_an_object_that_has_changed_is_named_at_a_resume_and_at_reading(
+    changing: FarServer, tmp_path: Path, files: Path, kind: str, caches: ExitStack
+) -> None:
+    def source(name: str) -> sources.Source:
+        cache = caches.enter_context(feeder.Cache(tmp_path / name, 16 * 4096))
+        return KINDS[kind]("s3://bucket", cache=cache, storage_options=changing.options())
+
+    _, state = read(make(kind, source("a"), 4, 1), 2)
+    first = source("c")
+    folder = {"webdataset": "tar"}.get(kind, kind)
+    named = [path for path in changing.objects if path.startswith(f"bucket/{folder}/")]
+    path = max(path for path in named if not path.endswith(("index.json", ".txt")))
+    # One byte of the content, and nothing else.
+    data = bytearray(changing.objects[path])
+    data[{"webdataset": 600, "images": 40, "parquet": 40}.get(kind, -1)] ^= 1
+    changing.objects[path] = bytes(data)
+    with pytest.raises(
+        ResumeError, match="objects" if kind == "images" else path.rpartition("/")[2]
+    ):
+        make(kind, source("b"), 4, 1, state)
+    # A source that was made before does not mix old and new bytes. If it has read all of it
+    # before, for its index or its footer, the rows are those of then.
+    if kind in ("jsonl", "tfrecord", "parquet"):
+        assert read(make(kind, first, 4, 1))[0] == read(make(kind, KINDS[kind](files), 4, 1))[0]
+        return
+    with pytest.raises(feeder.FetchError) as caught:
+        read(make(kind, first, 4, 1))
+    assert isinstance(caught.value.__cause__, StorageError)
+    assert f"'s3://{path}' has changed" in str(caught.value)
+
+
+def test_what_is_missing_refused_or_compressed_is_named_when_a_source_is_made(
+    changing: FarServer,
+) -> None:
+    url, far = f"{changing.address}/bucket", changing
+    with pytest.raises(StorageError, match=r"none\.bin' is missing"):
+        sources.tokens(f"{url}/tokens/{{a,none}}.bin", 5, "uint16")
+    with pytest.raises(StorageError, match="cannot be listed over HTTP"):
+        sources.tokens(f"{url}/tokens/", 5, "uint16")
+    with pytest.raises(ConfigError, match="fits no object, expected a file of lines"):
+        sources.jsonl("s3://bucket/jsonl/*.txt", storage_options=far.options())
+    with pytest.raises(ConfigError, match="is a folder without a tar shard"):
+        sources.webdataset("s3://bucket/jsonl/", storage_options=far.options())
+    del far.objects["bucket/mds/shard.00040.mds"]
+    with pytest.raises(StorageError, match=r"shard\.00040\.mds' is missing"):
+        sources.mds(f"{url}/mds")
+    far.objects["bucket/mds/shard.00040.mds"] = b"short"
+    with pytest.raises(ConfigError, match=r"has 5 bytes, its index says .* it is truncated"):
+        sources.mds("s3://bucket/mds", storage_options=far.options())
+    far.objects["bucket/x.jsonl.gz"] = bytes.fromhex("1f8b0800000000000003") + b"rest"
+    with pytest.raises(ConfigError, match=r"is compressed \(gzip\)"):
+        sources.jsonl(f"{url}/x.jsonl.gz")
+    far.objects["bucket/cut.tar"] = far.objects["bucket/tar/000.tar"][:20_000]
+    with pytest.raises(ConfigError, match="unexpected end of data"):
+        sources.webdataset(f"{url}/cut.tar", ["cls"])
+    far.fault = lambda number, path, span: "403"
+    with pytest.raises(StorageError, match="is refused"):
+        sources.tokens(f"{url}/tokens/a.bin", 5, "uint16")
+
+
+def test_arguments_that_fit_no_path_are_told(files: Path) -> None:
+    for read_files in (
+        lambda **far: sources.jsonl(files / "jsonl", **far),
+        lambda **far: sources.mds(files / "mds", **far),
+        lambda **far: sources.tokens(files / "tokens", 5, "uint16", **far),
+    ):
+        with pytest.raises(ConfigError, match="storage_options are given"):
+            read_files(storage_options={"region": "x"})
+    with pytest.raises(ConfigError, match=r"cache is 'x', expected a feeder\.Cache"):
+        sources.jsonl("s3://b/x.jsonl", cache="x")
+    with pytest.raises(ConfigError, match="storage_options are 3, expected a mapping"):
+        sources.jsonl("s3://b/x.jsonl", storage_options=3)
+    with pytest.raises(ConfigError, match="verify: shards of a URL"):
+        sources.mds("s3://b/x", verify=True)
+
+
+def test_an_index_is_made_once_and_a_warm_cache_asks_for_nothing(
+    changing: FarServer, tmp_path: Path
+) -> None:
+    def rows() -> list[Any]:
+        changing.asked.clear()
+        with feeder.Cache(tmp_path / "cache", 64 * 4096) as cache:
+            source = KINDS["jsonl"](
+                "s3://bucket", cache=cache, storage_options=changing.options()
+            ).shuffle()
+            return read(make("jsonl", source, 8, 2))[0]
+
+    first = rows()
+    assert changing.asked
+    assert rows() == first
+    assert changing.asked == []
+
+
+def test_a_cache_of_the_environment_and_one_in_memory(
+    changing: FarServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Path
+) -> None:
+    def rows() -> list[Any]:
+        source = KINDS["tokens"]("s3://bucket", storage_options=changing.options())
+        return read(make("tokens", source, 8, 2))[0]
+
+    near = read(make("tokens", KINDS["tokens"](files), 8, 2))[0]
+    assert rows() == near
+    path = tmp_path / "of the environment"
+    monkeypatch.setenv("FEEDER_CACHE", f"{path},{64 * 4096}")
+    assert rows() == near
+    assert [*path.glob("blocks/??/*")]
+    cache_module.blocks_of(None).close()
+    for wrong in ("/x", "/x,2GB", ",5"):
+        monkeypatch.setenv("FEEDER_CACHE", wrong)
+        with pytest.raises(ConfigError, match="expected FOLDER,BYTES"):
+            rows()
+
+
+@pytest.mark.process
+def test_processes_read_through_the_folder_of_the_cache(
+    changing: FarServer, tmp_path: Path, files: Path
+) -> None:
+    near = read(make("jsonl", KINDS["jsonl"](files).shuffle(), 8, 1))[0]
+    # In a child blocks have their usual size: each file is one.
+    cache = feeder.Cache(tmp_path / "cache", 64 << 20)
+    source = KINDS["jsonl"](
+        "s3://bucket", cache=cache, storage_options=changing.options()
+    ).shuffle()
+    feeds = feeder.init_data_input_workers(
+        COLUMNS["jsonl"], source, batch_size=8, epochs=2, executor=feeder.Processes(2)
+    )
+    assert read(feeds)[0] == near
+    cache.close()

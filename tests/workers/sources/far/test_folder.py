@@ -1,0 +1,264 @@
+"""Blocks on a disk are whole, are bounded whatever is killed, and are the only files that go."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from far_child import data_of, key_of
+from feeder.errors import ConfigError
+from feeder.workers.sources.far import folder as module
+from feeder.workers.sources.far.folder import NEVER, Claim, Folder, Outcome
+from project import ROOT, TESTS
+
+PAGE = 4096
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    made = Folder(str(tmp_path / "cache"), 4 * PAGE)
+    yield made
+    made.close()
+
+
+def put(folder: Folder, number: int, due: float = 0.0) -> Outcome | None:
+    """Put a block of one page; None if that could be done."""
+    outcome = folder.claim(key_of(number), 1000, f"b{number}", due or time.time() + number)
+    if isinstance(outcome, Outcome):
+        return outcome
+    outcome.write(bytes([number]) * 1000)
+    return None
+
+
+def read(folder: Folder, number: int, start: int, stop: int) -> bytes | None:
+    block = folder.open(key_of(number))
+    return block and block.read(start, stop)
+
+
+def there(folder: Folder) -> list[int]:
+    return sorted(int(entry.key, 16) for entry in folder.entries())
+
+
+def bytes_in(folder: Folder) -> int:
+    """What the blocks take, whole or not, while nobody takes or gives back room."""
+    sizes: dict[str, int] = {}
+    with folder._changing():
+        for file in Path(folder.path, "blocks").glob("??/*"):
+            with suppress(FileNotFoundError):  # it was renamed: it is found under its name
+                key = file.name[:32]
+                sizes[key] = max(sizes.get(key, 0), file.stat().st_size)
+    return sum(-(-size // PAGE) * PAGE for size in sizes.values())
+
+
+def test_what_is_put_is_read_in_part_and_by_others(folder: Folder) -> None:
+    assert read(folder, 3, 0, 10) is None
+    assert put(folder, 3) is None
+    assert put(folder, 3) is Outcome.THERE
+    assert read(folder, 3, 990, 1000) == b"\3" * 10
+    other = Folder(folder.path, folder.max_bytes)
+    assert (other.has(key_of(3)), read(other, 3, 0, 2)) == (True, b"\3\3")
+    other.close()
+
+
+def test_the_block_that_is_needed_last_goes_and_none_for_one_that_is_needed_later(
+    folder: Folder,
+) -> None:
+    for number in (10, 40, 20, 30):
+        assert put(folder, number) is None
+    assert put(folder, 50) is Outcome.FULL
+    assert put(folder, 5) is None
+    assert there(folder) == [5, 10, 20, 30]
+    folder.rank([(key_of(10), NEVER)])
+    assert put(folder, 25) is None
+    assert there(folder) == [5, 20, 25, 30]
+    # Nobody waits any more for what was due an hour ago.
+    folder.rank([(key_of(20), time.time() - 3600)])
+    assert put(folder, 99) is None
+    assert there(folder) == [5, 25, 30, 99]
+
+
+def test_what_is_being_written_has_its_room_and_goes_for_nobody(folder: Folder) -> None:
+    claims = [folder.claim(key_of(n), 1000, "", NEVER - 1) for n in range(4)]
+    other = Folder(folder.path, folder.max_bytes)
+    assert other.claim(key_of(0), 1000, "", 1.0) is Outcome.ELSEWHERE
+    assert other.claim(key_of(9), 1000, "", 1.0) is Outcome.FULL
+    assert not other.has(key_of(0))
+    first, *rest = claims
+    assert isinstance(first, Claim)
+    first.drop()
+    assert put(other, 9) is None
+    for n, claim in enumerate(rest, 1):
+        assert isinstance(claim, Claim)
+        claim.write(bytes([n]) * 1000)
+    assert there(other) == [1, 2, 3, 9]
+    other.close()
+
+
+def test_a_writer_that_is_gone_has_no_room(folder: Folder) -> None:
+    claim = folder.claim(key_of(1), 3 * PAGE, "", 1.0)
+    assert isinstance(claim, Claim)
+    os.write(claim._file, b"half")
+    os.close(claim._file)  # as its death does
+    other = Folder(folder.path, folder.max_bytes)
+    assert put(other, 2) is None
+    assert put(other, 1) is None
+    assert len(list(Path(folder.path).glob("blocks/??/*"))) == 2
+    # Another one of the same block, with room for both.
+    claim = other.claim(key_of(3), 1000, "", 1.0)
+    assert isinstance(claim, Claim)
+    os.close(claim._file)
+    assert put(folder, 3) is None
+    assert there(folder) == [1, 2, 3]
+    other.close()
+
+
+def test_a_damaged_block_is_as_if_it_were_not_there(folder: Folder) -> None:
+    for number in (1, 2, 3):
+        assert put(folder, number) is None
+        path = Path(folder.path_of(key_of(number)))
+        data = path.read_bytes()
+        path.write_bytes({1: data[:-1], 2: data[:30] + b"x" + data[31:], 3: b""}[number])
+        other = Folder(folder.path, folder.max_bytes)
+        assert read(other, number, 0, 10) is None
+        assert not path.exists()
+        other.close()
+    # Under the name of another one, too.
+    assert put(folder, 7) is None
+    target = Path(folder.path_of(key_of(8)))
+    target.parent.mkdir(exist_ok=True)
+    os.rename(folder.path_of(key_of(7)), target)
+    assert read(folder, 8, 0, 10) is None
+
+
+def test_a_folder_with_other_files_is_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("all of it")
+    with pytest.raises(ConfigError, match="no cache of feeder's"):
+        Folder(str(tmp_path), 4 * PAGE).prepare()
+
+
+def test_nothing_goes_that_it_did_not_make(folder: Folder) -> None:
+    put(folder, 1)
+    foreign = [
+        Path(folder.path, "blocks", "00", "notes.txt"), Path(folder.path, "blocks", "mine"),
+        Path(folder.path, "blocks", "00", key_of(1)[:-1]), Path(folder.path, "x.partial"),
+    ]  # fmt: skip
+    for path in foreign:
+        path.write_text("mine")
+    for number in range(2, 12):
+        put(folder, number, due=1.0 + time.time() - number)
+    folder.verify()
+    assert folder.prune(0) >= 1
+    assert there(folder) == []
+    assert all(path.read_text() == "mine" for path in foreign)
+
+
+def test_a_table_that_is_lost_or_damaged_is_made_of_the_files(folder: Folder) -> None:
+    for number in range(3):
+        put(folder, number)
+    folder.close()
+    table = Path(folder.path, "table.sqlite")
+    table.unlink()
+    assert there(folder) == [0, 1, 2]
+    assert put(folder, 3) is None
+    assert put(folder, 4) is None
+    assert len(there(folder)) == 4
+    folder.close()
+    table.write_bytes(b"no table" * 1000)
+    with pytest.raises(OSError, match="table"):
+        folder.entries()
+    assert folder.verify() == (4, [])
+    assert len(there(folder)) == 4
+
+
+def test_a_table_that_others_hold_is_let_be(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, 1)
+    monkeypatch.setattr(module, "_LOCKED_S", 0.01)
+    other = Folder(folder.path, folder.max_bytes)
+    with folder._changing(), pytest.raises(OSError, match="locked"):
+        other.verify()
+    assert other.verify() == (1, [])
+    other.close()
+
+
+def test_blocks_are_for_their_owner_alone(folder: Folder) -> None:
+    put(folder, 1)
+    for path in (Path(folder.path), *Path(folder.path, "blocks").rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0 or path.name == "blocks"
+
+
+def test_verify_names_what_is_damaged(folder: Folder) -> None:
+    put(folder, 1)
+    put(folder, 2)
+    path = Path(folder.path_of(key_of(2)))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert folder.verify() == (1, ["b2"])
+    assert there(folder) == [1]
+
+
+def test_a_disk_that_cannot_be_written_is_an_error_of_the_system(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, 1)
+
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            put(folder, 2)
+    # Its room was given back.
+    assert [put(folder, number) for number in (2, 3, 4)] == [None] * 3
+    assert len(list(Path(folder.path).glob("blocks/??/*"))) == 4
+
+
+@pytest.mark.process
+def test_writers_that_are_killed_leave_whole_blocks_within_the_bound(tmp_path: Path) -> None:
+    path, max_bytes, draw = str(tmp_path / "cache"), 60 * PAGE, random.Random(7)
+    survivor = Folder(path, max_bytes)
+    survivor.prepare()
+    for kill in range(12):
+        command = [sys.executable, "-m", "far_child", path, str(max_bytes)]
+        children = [
+            subprocess.Popen([*command, f"{kill}/{n}"], stdout=subprocess.PIPE, env=ENVIRONMENT)
+            for n in range(2)
+        ]
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"begun\n"
+        # Some work of this process is the clock: no time is waited for.
+        for _ in range(draw.randrange(1, 40)):
+            number = draw.randrange(40)
+            data = data_of(number)
+            assert read(survivor, number, 0, len(data)) in (None, data)
+            claim = survivor.claim(key_of(number), len(data), "", time.time() - draw.random())
+            if isinstance(claim, Claim):
+                claim.write(data)
+            assert bytes_in(survivor) <= max_bytes
+        for child in children:
+            child.kill()
+            child.wait(20)
+            assert child.stdout is not None
+            child.stdout.close()
+        assert bytes_in(survivor) <= max_bytes
+    assert survivor.verify()[1] == []
+    survivor.prune(max_bytes)
+    assert not list(Path(path).glob("blocks/??/*.partial"))
+    survivor.close()
+
+
+def test_a_python_without_sqlite_is_told(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sqlite3", None)
+    with pytest.raises(OSError, match="built without SQLite"):
+        folder.keys()

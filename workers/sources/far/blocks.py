@@ -1,0 +1,604 @@
+"""Blocks of objects, on the disk of a host or in memory, brought before they are used.
+
+An object is cut into blocks of `BLOCK_BYTES`; a smaller object is one block. Blocks have numbers in
+this process, those of one object one after the other, so that neighbours are told by their numbers
+and brought by one request. `Foresight` says which blocks are wanted and which are not; `Folder`
+keeps them for all processes of the host; here threads bring them, and readers wait for them.
+
+Nothing here is needed for a byte to be right: a block that is not there, for whatever reason, is
+brought when it is read.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import groupby
+from threading import Condition, Event, Lock, Thread
+from typing import Any, NamedTuple
+from weakref import WeakSet, WeakValueDictionary
+
+import xxhash
+
+from feeder.workers.errors import StorageError
+from feeder.workers.forks import call_in_child
+from feeder.workers.sources.far.folder import (
+    INDEXES,
+    NEVER,
+    Claim,
+    Folder,
+    OpenBlock,
+    Outcome,
+    room_of,
+)
+from feeder.workers.sources.far.foresight import FOREVER, Foresight
+from feeder.workers.sources.far.objects import ENDING, RETRY_S, Counts, Known, Objects
+
+BLOCK_BYTES = 1 << 20
+"""Bytes of a block."""
+# A request of 1 MiB takes 10 ms at 100 MB/s, less than its way there and back; a shuffle of small
+# records brings as little beside them as may be (2026-11-28, by arithmetic).
+
+_RUN_BLOCKS = 8
+"""So many blocks that lie together are brought by one request at most."""
+
+_REQUESTS = 16
+"""So many requests are under way at once, beside those of readers that wait."""
+# 16 of 1 MiB are the bytes that 300 MB/s bring in 50 ms (2026-11-28, by arithmetic).
+
+_AHEAD_BYTES = 64 * BLOCK_BYTES
+"""So many bytes are brought before they are used, and at most a quarter of the room."""
+
+_FIRST_STEPS = 4
+"""A reader begins with so many steps: threads make the first calls in any order."""
+
+_MEMORY_BYTES = 256 * BLOCK_BYTES
+"""The room of a cache that is in memory, and of one whose disk fails."""
+
+_OPEN_BLOCKS = 64
+"""So many blocks on the disk are held open."""
+# To open one takes 8 us, to read 4 kB of it 2 us (2026-11-28).
+
+_RANK_S = 1.0
+"""The table is told at most once in so many seconds when blocks are used next."""
+
+_WAIT_S = 2 * RETRY_S
+"""A reader waits so long for a block that is on its way. A request ends before."""
+
+logger = logging.getLogger("feeder")
+
+
+class _Object(NamedTuple):
+    known: Known
+    objects: Objects
+    first: int
+    """The number of its first block."""
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.known.size // BLOCK_BYTES)
+
+    def span(self, number: int) -> tuple[int, int]:
+        """The bytes of a block."""
+        start = (number - self.first) * BLOCK_BYTES
+        return start, min(start + BLOCK_BYTES, self.known.size)
+
+    def key(self, number: int) -> str:
+        """What the block is called on the disk, in any process."""
+        url, size, tag = self.known
+        text = f"{url}\n{size}\n{tag}\n{BLOCK_BYTES}\n{number - self.first}"
+        return str(xxhash.xxh3_128_hexdigest(text.encode()))
+
+
+class Blocks:
+    """The blocks of one cache in this process. Any thread; what changes is under the lock. Pickled
+    it is the same cache in another process."""
+
+    def __init__(self, path: str, max_bytes: int) -> None:
+        """`path` is the folder, and empty for a cache in memory.
+
+        Raises:
+            ConfigError: the folder holds other files.
+        """
+        self.path, self.max_bytes = path, max_bytes or _MEMORY_BYTES
+        self._begin(Folder(path, max_bytes) if path else None, self.max_bytes)
+        try:
+            if self._folder is not None:
+                self._folder.prepare()
+        except OSError as error:
+            self._degrade(error)
+
+    def _begin(self, folder: Folder | None, room: int) -> None:
+        self._folder, self._room = folder, room
+        self._memory_room = min(room, _MEMORY_BYTES)
+        self._has_told = False
+        self._next_number = 0
+        self._objects: list[_Object] = []
+        self._known: dict[Known, _Object] = {}
+        self._counted: WeakSet[Objects] = WeakSet()
+        self._start()
+        _every.add(self)
+
+    def _start(self) -> None:
+        """What a process has for itself, and a forked child anew."""
+        if self._folder is not None:
+            self._folder.begin()
+        self._lock = Lock()
+        self._idle = Condition(self._lock)
+        self._closed = Event()
+        self._foresight = Foresight(self._room, min(_AHEAD_BYTES, self._room // 4))
+        self._pending: OrderedDict[int, None] = OrderedDict()
+        # Those of them that a step which has begun uses.
+        self._urgent: set[int] = set()
+        # Those that a reader begins with. While they come nothing is asked for in advance, since it
+        # would share the way.
+        self._first: set[int] = set()
+        self._coming: dict[int, Future[bytes | None]] = {}
+        self._memory: OrderedDict[int, bytes] = OrderedDict()
+        self._memory_bytes = 0
+        # Of the blocks on the disk those that were opened last.
+        self._open: OrderedDict[int, OpenBlock] = OrderedDict()
+        self._active = 0
+        self._dues: dict[int, float] = {}
+        self._told_dues = self._began = time.monotonic()
+        self._keys: tuple[float, set[str]] = (-_RANK_S, set())
+        self._hits = self._waits = 0
+        call_in_child(self._start)
+
+    def __reduce__(self) -> Any:
+        return blocks_of_this_process, (self.path, self.max_bytes)
+
+    def close(self) -> None:
+        """Ask for nothing more in advance, and wait for what is on its way."""
+        self._closed.set()
+        with self._idle:
+            self._pending.clear()
+            self._urgent.clear()
+            self._first.clear()
+            self._idle.wait_for(lambda: not self._active, _WAIT_S)
+        if self._folder is not None:
+            self._folder.close()
+        with self._lock:
+            self._open.clear()
+
+    def stats(self) -> dict[str, int]:
+        """Figures of this process, as `Cache` tells them."""
+        totals = dict.fromkeys(Counts.__dataclass_fields__, 0)
+        for objects in [*self._counted]:
+            for name, value in objects.counts().items():
+                totals[name] += value
+        with self._lock:
+            return {
+                **totals, "hits": self._hits, "waits": self._waits,
+                "wanted": len(self._pending), "coming": len(self._coming),
+            }  # fmt: skip
+
+    @property
+    def indexes(self) -> str:
+        """The folder for indexes of objects; empty if there is none."""
+        if self._folder is None or self._has_told:
+            return ""
+        folder = os.path.join(self.path, INDEXES)
+        with suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
+        return folder
+
+    # ---- objects and their blocks
+
+    def register(self, found: Iterable[Known], objects: Objects) -> None:
+        """Objects that will be read; `objects` makes their requests."""
+        found = [*found]
+        there = self._keys_there() if any(known not in self._known for known in found) else set()
+        with self._lock:
+            self._counted.add(objects)
+            for known in found:
+                if (one := self._known.get(known)) is not None:
+                    # The credentials that were given last are good.
+                    self._known[known] = one._replace(objects=objects)
+                    if one.num_blocks:
+                        self._objects[self._place(one.first)] = self._known[known]
+                    continue
+                one = _Object(known, objects, self._next_number)
+                self._next_number += one.num_blocks
+                self._objects.append(one)
+                self._known[known] = one
+                if there:
+                    numbers = range(one.first, one.first + one.num_blocks)
+                    self._foresight.has(
+                        (n, self._size(one, n)) for n in numbers if one.key(n) in there
+                    )
+
+    def _keys_there(self) -> set[str]:
+        """Keys of blocks on the disk, at most a second old: thousands of objects are registered
+        one after the other in a new process."""
+        now = time.monotonic()
+        if self._folder is not None and now - self._keys[0] > _RANK_S:
+            try:
+                self._keys = now, self._folder.keys()
+            except OSError as error:
+                self._degrade(error)
+        return self._keys[1]
+
+    def blocks(self, known: Known, start: int, stop: int) -> range:
+        """The numbers of the blocks in which bytes of an object lie."""
+        first = self._known[known].first
+        return range(first + start // BLOCK_BYTES, first + -(-stop // BLOCK_BYTES))
+
+    def read(self, known: Known, start: int, stop: int) -> bytes:
+        """Bytes of an object; fewer at its end.
+
+        Raises:
+            StorageError: it cannot be read, or is another one by now.
+        """
+        stop = min(stop, known.size)
+        if start >= stop:
+            return b""
+        one, numbers = self._known[known], self.blocks(known, start, stop)
+        parts = []
+        mine = self._begin_missing(one, numbers) if len(numbers) > 1 else []
+        if mine:
+            self._bring(one, mine, is_waited_for=True)
+        for number in numbers:
+            begin, end = one.span(number)
+            parts.append(self._part(one, number, max(start, begin) - begin, min(stop, end) - begin))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _begin_missing(self, one: _Object, numbers: Iterable[int]) -> list[int]:
+        """Take it upon oneself to bring those of the blocks that are nowhere and not coming."""
+        missing = [n for n in numbers if not self._is_there(one, n)]
+        with self._lock:
+            mine = [n for n in missing if n not in self._coming and n not in self._memory]
+            for number in mine:
+                self._coming[number] = Future()
+                self._no_longer_wanted(number)
+        return mine
+
+    def _is_there(self, one: _Object, number: int) -> bool:
+        return number in self._memory or (
+            self._folder is not None and self._folder.has(one.key(number))
+        )
+
+    def _part(self, one: _Object, number: int, start: int, stop: int) -> bytes:
+        has_waited = False
+        if (block := self._open.get(number)) is not None:
+            self._count(has_waited)
+            return block.read(start, stop)
+        while True:
+            with self._lock:
+                data = self._memory.get(number)
+                coming = self._coming.get(number)
+            if data is None and coming is None:
+                data = self._from_disk(one, number, start, stop)
+                if data is not None:
+                    self._count(has_waited)
+                    return data
+                if mine := self._begin_missing(one, [number]):
+                    coming = self._coming[number]
+                    self._bring(one, mine, is_waited_for=True)
+            if data is None and coming is not None:
+                has_waited = True
+                try:
+                    data = coming.result(_WAIT_S)
+                except TimeoutError as error:
+                    raise StorageError(
+                        f"{one.known.url!r} cannot be read: a request of it does not end"
+                    ) from error
+            if data is not None:
+                self._count(has_waited)
+                return data[start:stop]
+
+    def _count(self, has_waited: bool) -> None:
+        with self._lock:
+            self._waits += has_waited
+            self._hits += not has_waited
+
+    def _from_disk(self, one: _Object, number: int, start: int, stop: int) -> bytes | None:
+        if self._folder is None:
+            return None
+        try:
+            block = self._folder.open(one.key(number))
+        except OSError as error:
+            self._degrade(error)
+            return None
+        if block is None:
+            return None
+        with self._lock:
+            self._open[number] = block
+            if len(self._open) > _OPEN_BLOCKS:
+                self._open.popitem(last=False)
+        return block.read(start, stop)
+
+    # ---- what is read in advance
+
+    def foresee(self, reader: Hashable, blocks: Iterable[tuple[Known, int, int]]) -> int:
+        """The next step of a reader: parts of objects that it uses, each with where it begins and
+        ends. Returns how many uses are foreseen."""
+        numbers: dict[int, int] = {}
+        for known, start, stop in blocks:
+            one = self._known[known]
+            for number in self.blocks(known, start, min(stop, known.size)):
+                if number not in numbers:
+                    numbers[number] = self._size(one, number)
+        with self._lock:
+            self._foresight.foresee(reader, [*numbers.items()])
+            return self._foresight.foreseen(reader)
+
+    def enter(self, reader: Hashable, step: int) -> None:
+        """A step of a reader begins."""
+        with self._lock:
+            self._foresight.enter(reader, step)
+            self._obey()
+            urgent = [n for n in self._foresight.blocks_of(reader, step) if n in self._pending]
+            self._urgent.update(urgent)
+            self._first.update(urgent if step < _FIRST_STEPS else ())
+            for number in reversed(urgent):
+                self._pending.move_to_end(number, last=False)
+        self._pump()
+
+    def leave(self, reader: Hashable, steps: Iterable[int]) -> None:
+        """Steps of a reader are over."""
+        with self._lock:
+            for step in steps:
+                self._foresight.leave(reader, step)
+        self._pump()
+        self._tell_dues(at_once=False)
+
+    def knows(self, reader: Hashable) -> bool:
+        """Whether steps of a reader are foreseen."""
+        with self._lock:
+            return self._foresight.knows(reader)
+
+    def forget(self, reader: Hashable) -> None:
+        """A reader will use nothing more."""
+        with self._lock:
+            self._foresight.close(reader)
+            self._obey()
+
+    @staticmethod
+    def _size(one: _Object, number: int) -> int:
+        """The room that a block takes."""
+        start, stop = one.span(number)
+        return room_of(stop - start)
+
+    def _object(self, number: int) -> _Object:
+        return self._objects[self._place(number)]
+
+    def _place(self, number: int) -> int:
+        """Where the object of a block stands among all."""
+        return bisect_right(self._objects, number, key=lambda one: one.first) - 1
+
+    def _obey(self) -> None:
+        """Under the lock: take what is wanted and what is not."""
+        told = self._foresight.instructions()
+        for number in told.let_go:
+            self._no_longer_wanted(number)
+            self._first.discard(number)
+            self._drop_from_memory(number)
+            self._open.pop(number, None)
+            self._dues[number] = NEVER
+        for number in told.bring:
+            self._pending[number] = None
+
+    def _no_longer_wanted(self, number: int) -> None:
+        self._pending.pop(number, None)
+        self._urgent.discard(number)
+
+    def _pump(self) -> None:
+        """Start threads for what is wanted, as many as there may be."""
+        with self._lock:
+            self._obey()
+            wanted = self._urgent if self._first else self._pending
+            num = min(_REQUESTS - self._active, len(wanted))
+            num = 0 if self._closed.is_set() else num
+            self._active += num
+        for _ in range(num):
+            Thread(target=self.run_requests, name="feeder far", daemon=True).start()
+
+    def run_requests(self) -> None:
+        """Bring blocks until none is wanted. Thread body."""
+        while run := self._next_run():
+            try:
+                self._bring(self._object(run[0]), run, is_waited_for=False)
+            except Exception:
+                # Whoever needs a block of these brings it, and is told.
+                logger.debug("a block cannot be brought in advance", exc_info=True)
+            self._pump()
+
+    def _next_run(self) -> list[int]:
+        """Blocks that lie together and are wanted, the most urgent one among them; none, and the
+        thread is at its end."""
+        while True:
+            with self._lock:
+                waits = not self._urgent if self._first else not self._pending
+                if waits or self._closed.is_set():
+                    self._active -= 1
+                    self._idle.notify_all()
+                    return []
+                first = next(iter(self._pending))
+                one = self._object(first)
+                run = self._run_around(one, first)
+                for number in run:
+                    del self._pending[number]
+                self._urgent.difference_update(run)
+            mine = self._begin_missing(one, run)
+            with self._lock:
+                # Others are there already.
+                self._first.difference_update(n for n in run if n not in self._coming)
+            if mine:
+                return mine
+
+    def _run_around(self, one: _Object, first: int) -> list[int]:
+        """Under the lock: wanted blocks that lie together with one of them. Runs begin at multiples
+        of their length, so that few are cut. What somebody waits for does not wait for others."""
+        start = first - (first - one.first) % _RUN_BLOCKS
+        wanted = self._urgent if first in self._urgent else self._pending
+        run = [first]
+        while (before := run[0] - 1) >= start and before in wanted:
+            run.insert(0, before)
+        stop = min(start + _RUN_BLOCKS, one.first + one.num_blocks)
+        while (after := run[-1] + 1) < stop and after in wanted:
+            run.append(after)
+        return run
+
+    # ---- bringing
+
+    def _bring(self, one: _Object, numbers: Sequence[int], *, is_waited_for: bool) -> None:
+        """Bring blocks that this thread has begun, by as few requests as may be. Raises what the
+        first request that fails raises; its readers are told the same."""
+        self._tell_dues(at_once=True)
+        claims: dict[int, Claim | None] = {}
+        left = set(numbers)
+        try:
+            for number in numbers:
+                outcome = self._claim(one, number)
+                is_free = isinstance(outcome, Claim) or outcome is None
+                if outcome is Outcome.THERE or not (is_free or is_waited_for):
+                    if outcome is Outcome.FULL:
+                        with self._lock:
+                            self._foresight.lost(number)
+                    self._arrived(number, None)
+                    left.discard(number)
+                else:
+                    claims[number] = outcome if isinstance(outcome, Claim) else None
+            for run in _runs(claims):
+                begin = one.span(run[0])[0]
+                data = one.objects.read(one.known, begin, one.span(run[-1])[1])
+                for number in run:
+                    start, stop = one.span(number)
+                    part = data[start - begin : stop - begin]
+                    self._store(number, claims.pop(number), part)
+                    self._arrived(number, part)
+                    left.discard(number)
+        except BaseException as error:
+            self._failed(left, error)
+            raise
+        finally:
+            for claim in claims.values():
+                if claim is not None:
+                    claim.drop()
+
+    def _claim(self, one: _Object, number: int) -> Claim | Outcome | None:
+        if self._folder is None:
+            return None
+        with self._lock:
+            due = self._due(number)
+        try:
+            start, stop = one.span(number)
+            name = f"{one.known.url}#{number - one.first}"
+            return self._folder.claim(one.key(number), stop - start, name, due)
+        except OSError as error:
+            self._degrade(error)
+            return None
+
+    def _store(self, number: int, claim: Claim | None, data: bytes) -> None:
+        if claim is not None:
+            try:
+                claim.write(data)
+                return
+            except OSError as error:
+                self._degrade(error)
+        with self._lock:
+            self._drop_from_memory(number)
+            self._memory[number] = data
+            self._memory_bytes += len(data)
+            while self._memory_bytes > self._memory_room:
+                farthest = max(self._memory, key=self._foresight.distance)
+                self._drop_from_memory(farthest)
+                self._foresight.lost(farthest)
+
+    def _drop_from_memory(self, number: int) -> None:
+        self._memory_bytes -= len(self._memory.pop(number, b""))
+
+    def _arrived(self, number: int, data: bytes | None) -> None:
+        with self._lock:
+            future = self._coming.pop(number)
+            self._first.discard(number)
+        future.set_result(data)
+
+    def _failed(self, numbers: Iterable[int], error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            error = StorageError("reading was interrupted")
+        with self._lock:
+            futures = [self._coming.pop(number) for number in numbers]
+            self._first.difference_update(numbers)
+            for number in numbers:
+                self._foresight.lost(number)
+        for future in futures:
+            future.set_exception(error)
+
+    # ---- the disk
+
+    def _due(self, number: int) -> float:
+        """Under the lock: when a block is used next, by the pace so far."""
+        distance = self._foresight.distance(number)
+        if distance == FOREVER:
+            # Nobody has foreseen it: somebody reads it now.
+            return time.time()
+        pace_s = (time.monotonic() - self._began) / max(1, self._foresight.used)
+        return time.time() + max(0.0, distance) * pace_s
+
+    def _tell_dues(self, *, at_once: bool) -> None:
+        """Tell the table when blocks are used next."""
+        now = time.monotonic()
+        with self._lock:
+            if self._folder is None or not (at_once or now - self._told_dues > _RANK_S):
+                return
+            dues, self._dues, self._told_dues = self._dues, {}, now
+        if not dues:
+            return
+        try:
+            self._folder.rank((self._object(n).key(n), due) for n, due in dues.items())
+        except OSError as error:
+            self._degrade(error)
+
+    def _degrade(self, error: OSError) -> None:
+        """The disk fails: say so once. Each block is tried anew, and kept in memory if it fails."""
+        if not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "the cache %r cannot be written (%s): blocks are kept in memory, at most %d MiB",
+                self.path, error.strerror or error, self._memory_room >> 20,
+            )  # fmt: skip
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[list[int]]:
+    """Numbers that follow one another, together, as many as one request brings."""
+    for _, group in groupby(enumerate(sorted(numbers)), key=lambda each: each[1] - each[0]):
+        run = [number for _, number in group]
+        yield from (run[at : at + _RUN_BLOCKS] for at in range(0, len(run), _RUN_BLOCKS))
+
+
+# ---- the caches of this process
+
+_every: WeakSet[Blocks] = WeakSet()
+_shared: WeakValueDictionary[tuple[str, int], Blocks] = WeakValueDictionary()
+_in_memory: list[Blocks] = []
+_making = Lock()
+
+
+def blocks_of_this_process(path: str, max_bytes: int) -> Blocks:
+    """The blocks of a folder that all unpickled sources share; those in memory without a path."""
+    with _making:
+        if not path:
+            if not _in_memory:
+                _in_memory.append(Blocks("", 0))
+            return _in_memory[0]
+        blocks = _shared.get((path, max_bytes))
+        if blocks is None:
+            blocks = _shared[path, max_bytes] = Blocks(path, max_bytes)
+        return blocks
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    # No thread may be in a request when the interpreter goes.
+    ENDING.set()
+    for blocks in [*_every]:
+        blocks.close()

@@ -1,0 +1,99 @@
+"""`Cache`: what users know of the blocks that a host keeps."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Self
+
+from feeder.workers.errors import ConfigError
+from feeder.workers.public import public
+from feeder.workers.sources.arguments import PathLike, check_path, whole
+from feeder.workers.sources.far.blocks import BLOCK_BYTES, Blocks, blocks_of_this_process
+
+_LEAST_BYTES = 16 * BLOCK_BYTES
+
+
+@public("feeder")
+class Cache:
+    """What sources of URLs have read, on this host's disk: at most `max_bytes`, for all feeds and
+    processes that name the same folder.
+
+    Sources take it as `cache=`; without it they take that of the variable FEEDER_CACHE, as
+    "FOLDER,BYTES", and otherwise 256 MiB of memory. It holds blocks of 1 MiB with their checksums;
+    a process that is killed leaves none that is not whole. Each feed brings blocks before it uses
+    them, in the order in which it will use them, and the block that is used farthest in the future
+    goes first. If the disk is full or cannot be written to, blocks are kept in memory, and the log
+    says so once. It deletes nothing that it did not make.
+
+    Any thread uses it. A pickled cache is the same folder in another process.
+    """
+
+    def __init__(self, path: PathLike, max_bytes: int) -> None:
+        """
+        Args:
+            path: A folder that is new, empty or a cache already; on a disk of this host.
+            max_bytes: The most that blocks take of it, at any time; 16 MiB at least.
+
+        Raises:
+            ConfigError: the folder holds other files, or an argument is wrong.
+        """
+        folder = os.path.abspath(check_path(path, "a folder for a cache"))
+        self._blocks = Blocks(folder, whole("max_bytes", max_bytes, _LEAST_BYTES))
+
+    @property
+    def path(self) -> str:
+        """The folder."""
+        return self._blocks.path
+
+    @property
+    def max_bytes(self) -> int:
+        """The most that blocks take of it."""
+        return self._blocks.max_bytes
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (self._blocks,)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ask for nothing more in advance, and wait for what is on its way. Sources can still be
+        read; blocks stay on the disk."""
+        self._blocks.close()
+
+    def stats(self) -> dict[str, int]:
+        """Figures of this process: `requests`, `bytes`, `retries`, `slower` (answers by which a
+        store asked for fewer requests), `stalls` and `damaged` answers; `hits`, reads of blocks
+        that were there, and `waits`, those that had to wait; blocks that are `wanted` and not asked
+        for yet, and `coming`."""
+        return self._blocks.stats()
+
+
+def _unpickled(blocks: Blocks) -> Cache:
+    cache = Cache.__new__(Cache)
+    cache._blocks = blocks
+    return cache
+
+
+def blocks_of(given: Any) -> Blocks:
+    """The blocks of the cache that a source was given, or of that of the environment, or those in
+    memory.
+
+    Raises:
+        ConfigError: what was given is no cache, or the variable says nothing that is one.
+    """
+    if isinstance(given, Cache):
+        return given._blocks
+    if given is not None:
+        raise ConfigError(f"cache is {given!r}, expected a feeder.Cache")
+    text = os.environ.get("FEEDER_CACHE", "")
+    if not text:
+        return blocks_of_this_process("", 0)
+    path, comma, num_bytes = text.rpartition(",")
+    if not comma or not path or not num_bytes.strip().isdecimal():
+        raise ConfigError(f"FEEDER_CACHE is {text!r}, expected FOLDER,BYTES")
+    most = whole("the number of bytes of FEEDER_CACHE", int(num_bytes), _LEAST_BYTES)
+    return blocks_of_this_process(os.path.abspath(path), most)
