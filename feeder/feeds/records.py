@@ -7,11 +7,13 @@ lie there. Nothing is read, whether the step is past or to come.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from feeder.config import FeedConfig
 from feeder.errors import ConfigError
+from feeder.feeds.length import num_batches
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.spec import StreamSpec
 
@@ -36,9 +38,20 @@ def records_of(config: FeedConfig, step: int) -> Rows:
         raise ConfigError(f"step is {step!r}, expected a whole number of at least 0")
     found: list[tuple[Record, ...]] = []
     source: Any = config.stream.fetch
-    for call, num in _calls(config.stream, source, step):
-        found += source.records_of(call)[:num]
+    if not _is_given(config, step):
+        raise ConfigError(f"step is {step}, and the feed has ended before it")
+    for call in _calls(config.stream, source, step):
+        found += source.records_of(call)
     return tuple(found)
+
+
+def _is_given(config: FeedConfig, step: int) -> bool:
+    """Whether a batch is not left out with a round that is not complete."""
+    num = len(config.devices)
+    if config.stream.last_round != "drop" or num == 1:
+        return True
+    given = [num_batches(config, device) for device in range(num)]
+    return step < sum(math.inf if one is None else one for one in given)
 
 
 def _why_unknown(config: FeedConfig) -> str:
@@ -59,8 +72,8 @@ def _why_unknown(config: FeedConfig) -> str:
     return ""
 
 
-def _calls(stream: StreamSpec, source: Source, step: int) -> Iterator[tuple[Call, int]]:
-    """The calls that give a batch's rows, each from its first row on, and how many rows."""
+def _calls(stream: StreamSpec, source: Source, step: int) -> Iterator[Call]:
+    """The calls that give a batch's rows, if calls are asked for as many rows as a batch has."""
     size, carries = stream.batch_size, stream.last_batch == "carry"
     # What an epoch has more than the one before: batches, or rows that flow into the next batch.
     rows = [source.rows(epoch, size) for epoch in range(source.num_turns)]
@@ -76,11 +89,10 @@ def _calls(stream: StreamSpec, source: Source, step: int) -> Iterator[tuple[Call
             epoch, at = epoch + 1, at - unit[turn]
             continue
         first = at if carries else at * size
-        num = min(missing, rows[turn] - first)
         # With rows that are carried, the first call of an epoch gives what the batch before lacks.
         index = -(-first // size) if carries else at
-        yield stream.call(epoch, 0)._replace(index=index, batch_size=size), num
-        missing = missing - num if carries else 0
+        yield stream.call(epoch, 0)._replace(index=index, batch_size=size)
+        missing = missing - min(missing, rows[turn] - first) if carries else 0
         epoch, at = epoch + 1, 0
     if missing == size:
         raise ConfigError(f"step is {step}, and the feed has ended before it")

@@ -5,9 +5,9 @@ that came at once, whatever its order: what comes first follows from numbers, an
 them. So the queue is a list that is taken as a whole, and nobody searches it. It is bounded in
 calls, rows and bytes, counted until the user has them: the user's thread makes room here as well.
 
-To wake a thread costs more than a quick call. So whoever waits for a call is woken when no other
-call is under way, or after a grace for what came by then; and only if the call takes longer than
-that, as soon as it returns.
+To wake a thread costs more than a quick call. So whoever waits for a call is woken when nothing
+else can come, as no other call is under way or the bound is reached, or after a grace for what came
+by then; and only if the call takes longer than that, as soon as it returns.
 """
 
 from __future__ import annotations
@@ -236,8 +236,11 @@ class Queue:
             else:
                 self._tickets.put_back(ticket, now + put_off_s if put_off_s else 0.0)
             self._begin_epoch()
-            # What the other calls give within the grace is taken together.
-            if self._is_there and (self.cuts_short or not self._tickets.running):
+            # What other calls give within the grace is taken together. Nothing is waited for if
+            # none is under way, or if the bound stops those that would come.
+            if self._is_there and (
+                self.cuts_short or not self._tickets.running or not self._has_room
+            ):
                 self._arrived.notify()
 
     def _begin_epoch(self) -> None:

@@ -107,6 +107,38 @@ def test_they_are_those_that_the_rows_say(
             feed.records(1 + max((batch.step for batch in batches), default=-1))
 
 
+def test_shards_of_two_sizes_come_in_turn() -> None:
+    source = base(0, 7).shard(0, 3)
+    with make(source, ["x"], 2, epochs=6) as coordinator:
+        feed = coordinator["train"]
+        told = [[one.number for (one,) in feed.records(batch.step)] for batch in feed]
+        assert [number for batch in told for number in batch] == [*range(7)] * 2
+
+
+def test_a_round_that_is_dropped_is_no_step() -> None:
+    devices = ("cpu:0", "cpu:1")
+    with make(base(0, 10), ["x"], 4, devices=devices, last_round="drop") as coordinator:
+        assert len(coordinator["train"].records(1)) == 4
+        with pytest.raises(feeder.ConfigError, match="the feed has ended"):
+            coordinator["train"].records(2)
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, None])
+def test_a_step_is_a_whole_number(step: Any) -> None:
+    with (
+        make(base(0, 9), ["x"]) as coordinator,
+        pytest.raises(feeder.ConfigError, match="expected a whole number of at least 0"),
+    ):
+        coordinator["train"].records(step)
+
+
+def test_epochs_without_a_batch_have_no_step() -> None:
+    """Such a feed does not start; asked before it does, it ends."""
+    coordinator = make(base(0, 3), ["x"], 4, last_batch="drop", epochs=None)
+    with pytest.raises(feeder.ConfigError, match="the feed has ended"):
+        coordinator["train"].records(0)
+
+
 def test_a_pass_and_a_name_are_told() -> None:
     source = sources.mix({"a": (base(0, 4), 1), "b": (base(0, 8), 1)}, on_exhausted="repeat")
     with make(source, ["x"], 16, epochs=2) as coordinator:
@@ -128,7 +160,10 @@ def test_a_step_far_away_is_found_at_once() -> None:
     ("fetch", "settings", "why"),
     [
         (Pure(), {}, "of a fetch function are its own"),
-        (base(0, 9).filter(bool), {}, "map has depends|filter has depends"),
+        (base(0, 9).filter(bool), {}, "filter has depends"),
+        (sources.pack(base(0, 9), 4), {}, "pack has depends"),
+        (sources.mix({"a": base(0, 9)}, unit="tokens"), {}, "mix has depends"),
+        (base(0, 9), {"dont_rebatch": True}, "as they come"),
         (base(0, 9), {"order": "arrival"}, "as they come"),
         (base(0, 9), {"batch_size": None, "global_batch_size": 4}, "number of queues"),
         (base(0, 9), {"rounds": "epoch", "devices": ("cpu:0", "cpu:1")}, "rounds end with"),

@@ -240,6 +240,15 @@ def test_what_comes_within_the_grace_is_taken_together(monkeypatch: pytest.Monke
     queue.cuts_short = True
     give(queue, late[0])
     assert told == [3, 4]
+    # At the bound nothing else comes.
+    queue, _ = make_queue(3, max_rows=4), told.clear()
+    monkeypatch.setattr(queue._arrived, "notify", lambda: told.append(len(queue._came)))
+    tickets = [draw(queue, 1)[0] for _ in range(3)]
+    queue._wanted, queue._is_awaited = (0, 0), True
+    give(queue, tickets[0])
+    assert queue._is_there and not told
+    give(queue, tickets[1], rows=3)
+    assert told == [2]
 
 
 def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:
