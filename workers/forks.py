@@ -1,4 +1,9 @@
-"""What a forked child gives up: the threads, locks and sockets that are its parent's."""
+"""What a forked child gives up: the threads, locks and sockets that are its parent's.
+
+A child has one thread, and copies of locks that threads of the parent may have held. So whatever
+has a thread, a lock or a socket names here what it does in a child, one function each, and all of
+them run right after the fork, before any code that could wait for such a lock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What a process of an executor does: it calls the fetch function, ticket after ticket."""
+"""What a process of an executor does: it calls the fetch function, ticket after ticket.
+
+It has one thread and no state between tickets but the function's own, so that a process can be
+killed at any moment and another one go on: which calls are made again, the parent decides. Rows are
+written where they are sent from, since to copy them would cost more than most functions.
+"""
 
 from __future__ import annotations
 

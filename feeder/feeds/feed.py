@@ -1,4 +1,9 @@
-"""A feed: a named stream of batches."""
+"""A feed: a named stream of batches, or of streams, one for each device.
+
+Caffe2 feeds several devices by one call for each, so a name may stand for several streams. All that
+concerns one of them is in `Stream`; here is what only all of them together can say: which device is
+whose, one position, figures as sums.
+"""
 
 from __future__ import annotations
 

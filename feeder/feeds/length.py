@@ -1,4 +1,8 @@
-"""How many batches a feed has, where its fetch function says how many rows each epoch has."""
+"""How many batches a feed has, if its fetch function says how many rows each epoch has.
+
+Nothing is counted while a feed runs: how many batches there are follows from the rows of each epoch
+and the rules of rounds. So it is known before the start, and the same after any resume.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""One stream of a feed as the user's side sees it: its pipeline and its device queues."""
+"""One stream of a feed as the user's side sees it: its pipeline and its device queues.
+
+A pipeline begins at one cut and is never started again. So that a feed can be resumed until it
+starts, and asked when it has ended, the stream holds what outlives a pipeline: the settings, the
+place to begin at, the queues that users read, and what has been handed out.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """How a fetch function is called, and how it is put back to where it was.
 
-One object for each partition of calls.
+There is one object for each partition of calls, since what a call depends on is the partition's
+alone: its worker id, its cursor, or the calls that have to be made again before it. The forms of
+fetch functions (pure, by cursor, replayed, iterable) differ here and nowhere else: from here on all
+of them are calls by number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Threads of the engine: none starts outside a `ThreadGroup`, and its `close` ends them all."""
+"""Threads of the engine: none starts outside a `ThreadGroup`, and its `close` ends them all.
+
+Locks and waits are here, too, since they have a condition that the standard library's do not meet:
+one of the threads is the user's, and an interrupt may raise in it between any two instructions. A
+lock must be free after that, and a thread that was chosen to be woken must not be lost.
+"""
 
 from __future__ import annotations
 

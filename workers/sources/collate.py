@@ -1,4 +1,9 @@
-"""From samples to columns."""
+"""From samples to columns.
+
+A column holds exactly what the samples held: what NumPy would make something else of (a whole
+number beyond 64 bits, strings that end with zeros, rows of several shapes) is an error that names
+the sample. Whole lists are looked at at once, in C, and one by one only to name what differs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The nouns of the stream: a call, a batch, and the cut after it."""
+"""The nouns of the stream: a call, a batch, and the cut after it.
+
+A batch carries the cut after it, so that whoever has a batch has the position, in whichever thread
+or process, and nobody has to ask the feed, which is ahead by then. A cut is made of a batch's place
+only if somebody asks: most batches are never resumed from.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Where a stream stands so many batches later, without making them, where its source can tell."""
+"""Where a stream stands so many batches later, without making them, if its source can tell.
+
+To make a million batches and drop them would take hours. The rows of each epoch are known of a
+source, so the place is arithmetic; and if the arithmetic would be in the middle of a call, it says
+the place of a call before, so that a run makes and drops a few batches and no second way is needed.
+"""
 
 from __future__ import annotations
 
