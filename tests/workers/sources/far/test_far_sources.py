@@ -347,6 +347,20 @@ def test_a_cache_of_the_environment_and_one_in_memory(
         monkeypatch.setenv("FEEDER_CACHE", wrong)
         with pytest.raises(ConfigError, match="expected FOLDER,BYTES"):
             rows()
+    monkeypatch.setenv("FEEDER_CACHE", "/x," + "9" * 5000)
+    with pytest.raises(ConfigError, match="FEEDER_CACHE has a number of 5000 digits"):
+        rows()
+
+
+def test_a_cache_may_be_below_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FEEDER_CACHE", f"~/a,{16 << 20}")
+    blocks = cache_module.blocks_of(None)
+    with feeder.Cache("~/b", 16 << 20) as cache:
+        assert (blocks.path, cache.path) == (str(tmp_path / "a"), str(tmp_path / "b"))
+    blocks.close()
 
 
 @pytest.mark.process
