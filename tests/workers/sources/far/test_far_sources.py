@@ -20,6 +20,7 @@ from PIL import Image
 import feeder
 from far_server import FarServer, far_server
 from feeder import sources
+from feeder.cli import main
 from feeder.errors import ConfigError, ResumeError, StorageError
 from feeder.workers.sources.far import blocks as blocks_module
 from feeder.workers.sources.far import cache as cache_module
@@ -361,6 +362,32 @@ def test_a_cache_may_be_below_the_home_folder(
     with feeder.Cache("~/b", 16 << 20) as cache:
         assert (blocks.path, cache.path) == (str(tmp_path / "a"), str(tmp_path / "b"))
     blocks.close()
+
+
+def test_an_index_that_the_disk_has_changed_is_found_and_made_anew(
+    changing: FarServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows() -> list[Any]:
+        with feeder.Cache(tmp_path / "cache", 64 * 4096) as cache:
+            source = KINDS["jsonl"]("s3://bucket", cache=cache, storage_options=changing.options())
+            return read(make("jsonl", source, 8, 1))[0]
+
+    first = rows()
+    index = min((tmp_path / "cache" / "indexes").iterdir())
+    mine = index.with_name("mine.feeder-index")
+    mine.write_text("mine")
+    whole = np.load(index)
+    whole["offset"][3] = whole["offset"][4]
+    for mended in (False, True):
+        with index.open("wb") as file:
+            np.save(file, whole)
+        if mended:
+            assert main(["cache", "verify", str(tmp_path / "cache")]) == 1
+            assert f"the index {index.name} was damaged" in capsys.readouterr().out
+            assert not index.exists()
+        assert rows() == first
+        assert main(["cache", "verify", str(tmp_path / "cache")]) == 0
+    assert mine.read_text() == "mine"
 
 
 @pytest.mark.process
