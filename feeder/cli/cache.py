@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 from feeder.cli.arguments import count
 from feeder.errors import ConfigError
 from feeder.observe.humanize import duration, size
-from feeder.workers.sources.far.folder import NEVER, Entry, Folder, is_cache
+from feeder.workers.sources.far.folder import INDEXES, NEVER, Entry, Folder, is_cache
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -22,8 +23,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     for name, line in (
         ("list", "say what is there of each object, and when it is needed next"),
         ("prune", "remove blocks until few enough bytes are left, and what killed jobs have left"),
-        ("verify", "compare all blocks with their checksums, and remove those that are damaged; "
-         "the exit status is 1 if there are any"),
+        ("verify", "compare all blocks and indexes with their checksums, and remove those that are "
+         "damaged; the exit status is 1 if there are any"),
     ):  # fmt: skip
         action = actions.add_parser(name, help=line, description=line)
         action.add_argument("folder", metavar="DIR", help="the folder of the cache")
@@ -74,7 +75,20 @@ def _when(due: float) -> str:
 
 def _verify(folder: Folder) -> int:
     whole, damaged = folder.verify()
+    damaged += _verify_indexes(Path(folder.path, INDEXES))
     for name in damaged:
         print(f"{name} was damaged, and is removed")
     print(f"{whole} blocks are whole")
     return 1 if damaged else 0
+
+
+def _verify_indexes(folder: Path) -> list[str]:
+    """Remove the damaged ones; returns which. A source makes them anew."""
+    # NumPy is only needed here.
+    from feeder.workers.sources.stores.offsets import is_whole_index
+
+    ours = folder.glob("[0-9a-f]" * 16 + ".*.feeder-index")
+    damaged = [path for path in ours if not is_whole_index(str(path))]
+    for path in damaged:
+        path.unlink(missing_ok=True)
+    return [f"the index {path.name}" for path in damaged]

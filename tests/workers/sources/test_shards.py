@@ -91,6 +91,22 @@ def test_an_index_is_made_once_and_again_for_another_file(
     assert len(list(folder.iterdir())) == 3
 
 
+def test_an_index_of_which_any_byte_has_changed_is_none(tmp_path: Path) -> None:
+    file, index = tmp_path / "x.jsonl", tmp_path / ".x.jsonl.feeder-index"
+    file.write_text("10\n11\n12\n")
+    source = pickle.loads(pickle.dumps(jsonl(file)))
+    good = index.read_bytes()
+    assert offsets.is_whole_index(str(index))
+    for at in range(len(good)):
+        index.write_bytes(good[:at] + bytes([good[at] ^ 2]) + good[at + 1 :])
+        assert not offsets.is_whole_index(str(index)), at
+    # The last byte is changed now: another process does not read by it, and a new source mends it.
+    with pytest.raises(ConfigError, match="is another one now"):
+        source(call(0, 3))
+    assert jsonl(file)(call(0, 3))[0].tolist() == [10, 11, 12]
+    assert index.read_bytes() == good
+
+
 def test_a_file_of_the_same_size_and_time_is_another_one(
     shards: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

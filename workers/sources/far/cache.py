@@ -31,13 +31,14 @@ class Cache:
     def __init__(self, path: PathLike, max_bytes: int) -> None:
         """
         Args:
-            path: A folder that is new, empty or a cache already; on a disk of this host.
+            path: A folder that is new, empty or a cache already; on a disk of this host. A `~` at
+                its start is the user's home folder.
             max_bytes: The most that blocks take of it, at any time; 16 MiB at least.
 
         Raises:
             ConfigError: the folder holds other files, or an argument is wrong.
         """
-        folder = os.path.abspath(check_path(path, "a folder for a cache"))
+        folder = _folder(check_path(path, "a folder for a cache"))
         self._blocks = Blocks(folder, whole("max_bytes", max_bytes, _LEAST_BYTES))
 
     @property
@@ -95,5 +96,13 @@ def blocks_of(given: Any) -> Blocks:
     path, comma, num_bytes = text.rpartition(",")
     if not comma or not path or not num_bytes.strip().isdecimal():
         raise ConfigError(f"FEEDER_CACHE is {text!r}, expected FOLDER,BYTES")
-    most = whole("the number of bytes of FEEDER_CACHE", int(num_bytes), _LEAST_BYTES)
-    return blocks_of_this_process(os.path.abspath(path), most)
+    try:
+        given_bytes = int(num_bytes)
+    except ValueError as error:  # Python converts no number of more than 4,300 digits
+        raise ConfigError(f"FEEDER_CACHE has a number of {len(num_bytes)} digits") from error
+    most = whole("the number of bytes of FEEDER_CACHE", given_bytes, _LEAST_BYTES)
+    return blocks_of_this_process(_folder(path), most)
+
+
+def _folder(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))

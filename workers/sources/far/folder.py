@@ -21,12 +21,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib
+import math
 import os
 import secrets
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from threading import Lock
@@ -45,13 +46,17 @@ NEVER = 1e18
 
 _STALE_S = 600.0
 """A block whose due time went by so many seconds ago is one that nobody waits for any more."""
-# A feed says anew when a block is needed each time that it has used it (2026-11-28).
+# A feed says anew when its blocks are needed, at the end of each step that uses them (2026-11-28).
 
 _LOCKED_S = 5.0
 """So long a process waits for the table; then it goes on without."""
 
 _MARKER, _MARK = "feeder-cache", b"A cache of feeder's: `feeder cache --help`.\n"
 _TABLE, _BLOCKS, INDEXES = "table.sqlite", "blocks", "indexes"
+_OURS = {_TABLE, f"{_TABLE}-journal", _BLOCKS, INDEXES}
+_LOST_AND_FOUND = "lost+found"
+"""The folder that file systems make at their root."""
+_COLUMNS = [("key",), ("size",), ("due",), ("name",), ("partial",)]
 _HEAD = struct.Struct("<8sQQ")
 _MAGIC = b"feedblk1"
 _PAGE = 4096
@@ -59,6 +64,7 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS blocks (key TEXT PRIMARY KEY, size INTEGER NOT NULL, "
     "due REAL NOT NULL, name TEXT NOT NULL, partial TEXT) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS by_due ON blocks (due)",
+    "CREATE INDEX IF NOT EXISTS being_written ON blocks (partial) WHERE partial IS NOT NULL",
     "CREATE TABLE IF NOT EXISTS room (used INTEGER NOT NULL)",
     "CREATE TRIGGER IF NOT EXISTS taken AFTER INSERT ON blocks "
     "BEGIN UPDATE room SET used = used + new.size; END",
@@ -166,7 +172,7 @@ class Folder:
         block = OpenBlock(file)
         if key not in self._compared:
             if not _is_whole(file, key):
-                self.remove([key])
+                self._remove(key, file)
                 return None
             self._compared.add(key)
         return block
@@ -214,33 +220,55 @@ class Folder:
 
     def _make_room(self, table: Connection, size: int, due: float) -> bool:
         """Have blocks gone that are needed later, so that there is room."""
-        (used,) = table.execute("SELECT used FROM room").fetchone()
-        lacking = used + size - self.max_bytes
-        if lacking <= 0:
-            return True
-        victims = []
-        for key, size_of_one, partial in table.execute(
-            "SELECT key, size, partial FROM blocks WHERE partial IS NULL AND (due < ? OR due > ?) "
-            "ORDER BY due >= ? DESC, due < ? DESC, due DESC",
-            (stale := time.time() - _STALE_S, due, NEVER, stale),
-        ):
-            victims.append((key, partial))
-            lacking -= size_of_one
-            if lacking <= 0:
-                break
-        if lacking > 0:
-            for key, size_of_one, partial in table.execute(
-                "SELECT key, size, partial FROM blocks WHERE partial IS NOT NULL"
-            ):
-                if not _is_locked(self._beside(key, partial)):
-                    # Its writer was killed, before or after it gave the block its name.
-                    victims.append((key, partial))
-                    lacking -= size_of_one
+        self._shrink(table, self.max_bytes)
+        victims, lacking = self._victims(table, size - self._left(table, self.max_bytes), due)
         if lacking > 0:
             return False
         for key, partial in victims:
             self._delete(table, key, partial)
         return True
+
+    def _shrink(self, table: Connection, to_bytes: int) -> None:
+        """Have blocks gone, however soon they are needed, until so many bytes are left, or only
+        what is being written."""
+        for key, partial in self._victims(table, -self._left(table, to_bytes), -NEVER)[0]:
+            self._delete(table, key, partial)
+
+    @staticmethod
+    def _left(table: Connection, of_bytes: int) -> int:
+        """How many of so many bytes nobody has taken; less than none if there are more."""
+        return of_bytes - int(table.execute("SELECT used FROM room").fetchone()[0])
+
+    def _victims(
+        self, table: Connection, lacking: int, due: float
+    ) -> tuple[list[tuple[str, str | None]], int]:
+        """Blocks to go for so many bytes that are needed at `due`, and how many are lacking still;
+        with the partial file of those whose writer was killed."""
+        victims: list[tuple[str, str | None]] = []
+        if lacking <= 0:
+            return victims, lacking
+        stale, later = time.time() - _STALE_S, math.nextafter(due, math.inf)
+        # Each goes along the index `by_due` from its end, no farther than is needed: to sort all
+        # rows takes 0.1 s of 190,000 (2026-11-28).
+        for low, high in (
+            (max(later, NEVER), math.inf), (-math.inf, stale), (max(later, stale), NEVER)
+        ):  # fmt: skip
+            for key, size in table.execute(
+                "SELECT key, size FROM blocks WHERE due >= ? AND due < ? AND partial IS NULL "
+                "ORDER BY due DESC", (low, high),
+            ):  # fmt: skip
+                victims.append((key, None))
+                lacking -= size
+                if lacking <= 0:
+                    return victims, lacking
+        for key, size, partial in table.execute(
+            "SELECT key, size, partial FROM blocks WHERE partial IS NOT NULL"
+        ):
+            if not _is_locked(self._beside(key, partial)):
+                # Its writer was killed, before or after it gave the block its name.
+                victims.append((key, partial))
+                lacking -= size
+        return victims, lacking
 
     def _delete(self, table: Connection, key: str, partial: str | None) -> None:
         """The files first: a process that is killed between leaves a row too many, never a file."""
@@ -274,12 +302,16 @@ class Folder:
                 "UPDATE blocks SET due = ? WHERE key = ?", [(due, key) for key, due in dues]
             )
 
-    def remove(self, keys: Sequence[str]) -> None:
-        """Have blocks gone."""
-        with self._changing() as table:
-            for key in keys:
-                row = table.execute("SELECT partial FROM blocks WHERE key = ?", (key,)).fetchone()
-                self._delete(table, key, row and row[0])
+    def _remove(self, key: str, file: int) -> None:
+        """Have a block gone that is damaged: this open file, if it is still the block's. Another
+        process may have removed it before, and may be writing the block anew."""
+        with self._changing() as table, suppress(FileNotFoundError):
+            if not os.path.samestat(os.stat(self.path_of(key)), os.fstat(file)):
+                return
+            row = table.execute("SELECT partial FROM blocks WHERE key = ?", (key,)).fetchone()
+            partial = row and row[0]
+            if partial is None or not _is_locked(self._beside(key, partial)):
+                self._delete(table, key, partial)
 
     # ---- the table
 
@@ -303,32 +335,48 @@ class Folder:
     def _opened(self) -> Connection:
         if self._table is None:
             self.prepare()
-            self._table = _sqlite().connect(
+            table = _sqlite().connect(
                 os.path.join(self.path, _TABLE), _LOCKED_S, check_same_thread=False,
                 isolation_level=None,
             )  # fmt: skip
-            self._table.execute("PRAGMA journal_mode = TRUNCATE")
-            # A table that a loss of power has damaged is made anew: `verify`.
-            self._table.execute("PRAGMA synchronous = OFF")
-            self._make_table(self._table)
+            try:
+                table.execute("PRAGMA journal_mode = TRUNCATE")
+                # A table that a loss of power has damaged is made anew: `verify`.
+                table.execute("PRAGMA synchronous = OFF")
+                self._make_table(table)
+            except BaseException:
+                table.close()
+                raise
+            self._table = table
         return self._table
 
     def prepare(self) -> None:
         """Make the folder, or see that it is a cache."""
-        marker = os.path.join(self.path, _MARKER)
-        if os.path.exists(marker):
+        if is_cache(self.path):
             return
         # As private as the objects may be.
         os.makedirs(self.path, 0o700, exist_ok=True)
-        if not all(
-            name.startswith((_MARKER, _TABLE, _BLOCKS, INDEXES)) for name in os.listdir(self.path)
-        ):
+        names = {*os.listdir(self.path)} - {_LOST_AND_FOUND}
+        if is_cache(self.path):
+            return  # another process has made it meanwhile
+        if names and not (names <= _OURS and self._has_our_table()):
             raise ConfigError(
                 f"{self.path!r} holds files and is no cache of feeder's: give a folder that is new "
                 "or empty"
             )
-        with open(marker, "wb") as file:
+        with open(os.path.join(self.path, _MARKER), "wb") as file:
             file.write(_MARK)
+
+    def _has_our_table(self) -> bool:
+        """Whether a table with our columns lies there. Nothing is written."""
+        sqlite = _sqlite()
+        place = Path(self.path, _TABLE).as_uri()
+        try:
+            with closing(sqlite.connect(f"{place}?mode=ro", _LOCKED_S, uri=True)) as table:
+                columns = table.execute("SELECT name FROM pragma_table_info('blocks')").fetchall()
+                return bool(columns == _COLUMNS)
+        except sqlite.Error:
+            return False
 
     def _make_table(self, table: Connection) -> None:
         table.execute("BEGIN IMMEDIATE")
@@ -340,6 +388,8 @@ class Folder:
                 size = room_of(path.stat().st_size - _HEAD.size)
                 row = path.name, size, NEVER, ""
                 table.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, NULL)", row)
+        # The cache may have had more room until now.
+        self._shrink(table, self.max_bytes)
         table.execute("COMMIT")
 
     def _files(self) -> Iterator[Path]:
@@ -377,11 +427,7 @@ class Folder:
             before = table.execute("SELECT count(*) FROM blocks").fetchone()[0]
             for key, partial in table.execute("SELECT key, partial FROM blocks").fetchall():
                 self._settled(table, key, partial)
-            self.max_bytes, kept = to_bytes, self.max_bytes
-            try:
-                self._make_room(table, 0, -NEVER)
-            finally:
-                self.max_bytes = kept
+            self._shrink(table, to_bytes)
             known = {row[0] for row in table.execute("SELECT partial FROM blocks")}
             for path in Path(self.path, _BLOCKS).glob("??/*.partial"):
                 is_ours = is_key(path.name.partition(".")[0]) and path.name not in known
@@ -406,13 +452,13 @@ class Folder:
             with suppress(FileNotFoundError):
                 file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    is_whole = _is_whole(file, path.name)
+                    if _is_whole(file, path.name):
+                        whole += 1
+                    else:
+                        damaged.append(names.get(path.name) or path.name)
+                        self._remove(path.name, file)
                 finally:
                     os.close(file)
-                whole += is_whole
-                if not is_whole:
-                    damaged.append(names.get(path.name) or path.name)
-                    self.remove([path.name])
         return whole, damaged
 
 
@@ -426,7 +472,12 @@ def _sqlite() -> ModuleType:
 
 def is_cache(path: str) -> bool:
     """Whether a folder is a cache."""
-    return os.path.exists(os.path.join(path, _MARKER))
+    try:
+        with open(os.path.join(path, _MARKER), "rb") as file:
+            # Its maker may be about to write it, or have been killed then.
+            return _MARK.startswith(file.read(len(_MARK) + 1))
+    except OSError:
+        return False
 
 
 def is_key(name: str) -> bool:

@@ -7,9 +7,10 @@ anew. If only the inode's time differs, as of a copy, the digest tells whether i
 array of `ENTRY`, one for each piece of a record, and it is mapped: it need not fit into memory. Two
 entries come before: what the file was, and a digest of stretches of it, by which a file is told
 from one with other content in the same places. (To read all of it for a digest would take as long
-as an epoch.) Of a compressed file the second also holds how it is compressed, and the size of its
-content, in which the places of records are those of the content; if that was written down beside
-the index (`write_index`), it is read from there.
+as an epoch.) The first also holds a digest of the index itself: a disk that changes a byte of it
+would give other records, and no error. Of a compressed file the second also holds how it is
+compressed, and the size of its content, in which the places of records are those of the content; if
+that was written down beside the index (`write_index`), it is read from there.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ Entry = tuple[int, bytes, int, int]
 Scan = Callable[[IO[bytes], int], Iterator[Entry]]
 """Entries of a file that is open, of so many bytes. Raises ValueError where it is no such file."""
 
-_VERSION = 3
-"""2 took the bytes of a sparse member of a tar for its content."""
+_VERSION = 4
+"""2 took the bytes of a sparse member of a tar for its content; 3 had no digest of itself."""
 _HEADS = 2
 _STRETCHES, _STRETCH_BYTES = 64, 1024
 _DESCRIBED_ONE_BY_ONE, _GROUPS = 256, 4
@@ -169,12 +170,13 @@ class IndexedFiles:
             # Copied, so that a shuffle over many files maps few of them. Of two threads that copy
             # one index both count it, which costs a little room.
             self._room -= num_bytes
-            whole = self._in_memory[number] = np.array(self._map(number))
+            whole = self._in_memory[number] = np.array(self._map(number, is_compared=True))
         elif whole is None:
             whole = self._maps.get(number, lambda: self._map(number))
         return whole[_HEADS:]
 
-    def _map(self, number: int) -> NDArray[Any]:
+    def _map(self, number: int, *, is_compared: bool = False) -> NDArray[Any]:
+        """The index of a file, mapped; it is compared with its digest if all of it is read."""
         place, (count, content, _) = self._places[number], self._contents[number]
         assert place is not None
         try:
@@ -183,7 +185,8 @@ class IndexedFiles:
                 mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
             start = len(mapped) - count * ENTRY.itemsize
             whole: NDArray[Any] = np.frombuffer(mapped, ENTRY, count, max(0, start))
-            if start > 0 and whole[1].tobytes() == content:
+            is_same = start > 0 and whole[1].tobytes() == content
+            if is_same and (not is_compared or int(whole["record"][0]) == _sealed(whole)):
                 return whole
             why = "is another one now"
         except OSError as error:
@@ -357,7 +360,7 @@ class _Keeper:
                 status = os.fstat(file.fileno())
                 # When it was changed can be set, as by a copy; then only what it holds tells.
                 name = f"{scan.__name__}:{status.st_ctime_ns:x}"
-                head = (_VERSION, name.encode(), status.st_mtime_ns, status.st_size)
+                head = (0, name.encode(), status.st_mtime_ns, status.st_size)
                 place = self._place_of(path)
                 index = _load_if_of(place, head)
                 if index is not None and (
@@ -389,7 +392,7 @@ class _Keeper:
         """The same of an object, which is known by its tag."""
         digest = xxhash.xxh3_64_digest(repr(path.known).encode())
         tag = int.from_bytes(digest, "little", signed=True)
-        head = (_VERSION, f"{scan.__name__}:object".encode(), tag, path.known.size)
+        head = (0, f"{scan.__name__}:object".encode(), tag, path.known.size)
         place = self._place_of(path)
         index = _load_if_of(place, head) if place else None
         if index is not None and index[0]["kind"] == head[1]:
@@ -429,6 +432,7 @@ class _Keeper:
         # Under another name first, so that nobody finds half of it; hidden, as the index is, from
         # patterns of other processes. (Files of `tempfile` are for their owner alone.)
         unfinished = f"{place}.{secrets.token_hex(8)}"
+        whole["record"][0] = _sealed(whole)
         try:
             with open(unfinished, "xb") as file:
                 np.save(file, whole, allow_pickle=False)
@@ -452,14 +456,33 @@ def _load(place: str) -> NDArray[Any]:
     return whole
 
 
-def _load_if_of(place: str, head: tuple[int, bytes, int, int]) -> NDArray[Any] | None:
-    """A kept index, if it is of a file of this size that was changed then."""
+def _sealed(whole: NDArray[Any]) -> int:
+    """What the first entry has for its record: the version, and 56 bits of a digest of all that
+    follows."""
+    hasher = xxhash.xxh3_64(whole[0].tobytes()[ENTRY["record"].itemsize :])
+    hasher.update(np.ascontiguousarray(whole[1:]).view(np.uint8).data)
+    return int.from_bytes(bytes([_VERSION]) + hasher.digest()[:7], "little", signed=True)
+
+
+def _load_if_whole(place: str) -> NDArray[Any] | None:
+    """A kept index, if it is one of this version, and is as it was written."""
     try:
         whole = _load(place)
-        if whole.dtype != ENTRY or len(whole) < _HEADS:
-            return None
-    except (OSError, ValueError, EOFError):
+    except Exception:  # NumPy reads a header as Python's code, and says what is wrong as that does
         return None
-    version, name, *status = whole[0].item()
-    is_right = (version, *status) == (head[0], *head[2:])
+    is_index = whole.dtype == ENTRY and whole.ndim == 1 and len(whole) >= _HEADS
+    return whole if is_index and int(whole["record"][0]) == _sealed(whole) else None
+
+
+def is_whole_index(place: str) -> bool:
+    """Whether a file is an index that is as it was written."""
+    return _load_if_whole(place) is not None
+
+
+def _load_if_of(place: str, head: tuple[int, bytes, int, int]) -> NDArray[Any] | None:
+    """A kept index, if it is of a file of this size that was changed then."""
+    if (whole := _load_if_whole(place)) is None:
+        return None
+    _, name, *status = whole[0].item()
+    is_right = (*status,) == head[2:]
     return whole if is_right and name.partition(b":")[0] == head[1].partition(b":")[0] else None

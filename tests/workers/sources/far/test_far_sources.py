@@ -20,6 +20,7 @@ from PIL import Image
 import feeder
 from far_server import FarServer, far_server
 from feeder import sources
+from feeder.cli import main
 from feeder.errors import ConfigError, ResumeError, StorageError
 from feeder.workers.sources.far import blocks as blocks_module
 from feeder.workers.sources.far import cache as cache_module
@@ -347,6 +348,46 @@ def test_a_cache_of_the_environment_and_one_in_memory(
         monkeypatch.setenv("FEEDER_CACHE", wrong)
         with pytest.raises(ConfigError, match="expected FOLDER,BYTES"):
             rows()
+    monkeypatch.setenv("FEEDER_CACHE", "/x," + "9" * 5000)
+    with pytest.raises(ConfigError, match="FEEDER_CACHE has a number of 5000 digits"):
+        rows()
+
+
+def test_a_cache_may_be_below_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FEEDER_CACHE", f"~/a,{16 << 20}")
+    blocks = cache_module.blocks_of(None)
+    with feeder.Cache("~/b", 16 << 20) as cache:
+        assert (blocks.path, cache.path) == (str(tmp_path / "a"), str(tmp_path / "b"))
+    blocks.close()
+
+
+def test_an_index_that_the_disk_has_changed_is_found_and_made_anew(
+    changing: FarServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows() -> list[Any]:
+        with feeder.Cache(tmp_path / "cache", 64 * 4096) as cache:
+            source = KINDS["jsonl"]("s3://bucket", cache=cache, storage_options=changing.options())
+            return read(make("jsonl", source, 8, 1))[0]
+
+    first = rows()
+    index = min((tmp_path / "cache" / "indexes").iterdir())
+    mine = index.with_name("mine.feeder-index")
+    mine.write_text("mine")
+    whole = np.load(index)
+    whole["offset"][3] = whole["offset"][4]
+    for mended in (False, True):
+        with index.open("wb") as file:
+            np.save(file, whole)
+        if mended:
+            assert main(["cache", "verify", str(tmp_path / "cache")]) == 1
+            assert f"the index {index.name} was damaged" in capsys.readouterr().out
+            assert not index.exists()
+        assert rows() == first
+        assert main(["cache", "verify", str(tmp_path / "cache")]) == 0
+    assert mine.read_text() == "mine"
 
 
 @pytest.mark.process

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def put(folder: Folder, number: int, due: float = 0.0) -> Outcome | None:
     outcome = folder.claim(key_of(number), 1000, f"b{number}", due or time.time() + number)
     if isinstance(outcome, Outcome):
         return outcome
-    outcome.write(bytes([number]) * 1000)
+    outcome.write(bytes([number % 256]) * 1000)
     return None
 
 
@@ -103,6 +104,46 @@ def test_what_is_being_written_has_its_room_and_goes_for_nobody(folder: Folder) 
     other.close()
 
 
+def test_what_is_being_written_keeps_nothing_else_from_going(folder: Folder) -> None:
+    for number in (1, 2, 3):
+        assert put(folder, number) is None
+    claim = folder.claim(key_of(4), 1000, "", time.time())
+    assert isinstance(claim, Claim)
+    other = Folder(folder.path, folder.max_bytes)
+    assert other.prune(0) == 3
+    claim.write(b"x" * 1000)
+    assert there(other) == [4]
+    other.close()
+
+
+def test_a_cache_that_has_less_room_by_now_comes_within_it(folder: Folder) -> None:
+    for number in (1, 2, 3, 4):
+        assert put(folder, number) is None
+    less = Folder(folder.path, 2 * PAGE)
+    assert less.keys() == {key_of(1), key_of(2)}
+    # Another one may still have more.
+    assert [put(folder, number) for number in (3, 4)] == [None, None]
+    assert put(less, 5) is Outcome.FULL
+    assert there(less) == [1, 2]
+    less.close()
+
+
+def test_room_is_found_without_going_through_all_blocks(folder: Folder) -> None:
+    now, num = time.time(), 3000
+    steps: list[None] = []
+    folder.max_bytes = num * PAGE
+    with folder._changing() as table:
+        table.executemany(
+            "INSERT INTO blocks VALUES (?, ?, ?, '', NULL)",
+            [(key_of(number), PAGE, now + 100 + number) for number in range(num)],
+        )
+        # Of its instructions it tells each hundredth.
+        table.set_progress_handler(lambda: steps.append(None), 100)
+    assert put(folder, num, now + 1) is None
+    assert put(folder, num + 1, now + 10 * num) is Outcome.FULL
+    assert len(steps) < 30
+
+
 def test_a_writer_that_is_gone_has_no_room(folder: Folder) -> None:
     claim = folder.claim(key_of(1), 3 * PAGE, "", 1.0)
     assert isinstance(claim, Claim)
@@ -139,10 +180,82 @@ def test_a_damaged_block_is_as_if_it_were_not_there(folder: Folder) -> None:
     assert read(folder, 8, 0, 10) is None
 
 
-def test_a_folder_with_other_files_is_no_cache(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("all of it")
+def test_a_damaged_block_goes_only_once(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert put(folder, 1) is None
+    path = Path(folder.path_of(key_of(1)))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    quick, slow = (Folder(folder.path, folder.max_bytes) for _ in range(2))
+    compare, claims = module._is_whole, []
+
+    def compare_slowly(file: int, key: str) -> bool:
+        is_whole = compare(file, key)
+        if not claims:
+            claims.append(None)
+            assert quick.open(key) is None
+            claims[0] = quick.claim(key, 1000, "", time.time())
+        return is_whole
+
+    monkeypatch.setattr(module, "_is_whole", compare_slowly)
+    assert slow.open(key_of(1)) is None
+    (claim,) = claims
+    assert isinstance(claim, Claim)
+    claim.write(b"2" * 1000)
+    assert read(slow, 1, 0, 3) == b"222"
+    # One that is there again stays, too.
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    file = os.open(path, os.O_RDONLY)
+    assert read(Folder(folder.path, folder.max_bytes), 1, 0, 3) is None
+    assert put(quick, 1) is None
+    slow._remove(key_of(1), file)
+    os.close(file)
+    assert read(slow, 1, 0, 3) == b"\1\1\1"
+    quick.close()
+    slow.close()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["thesis.tex"], ["blocks-of-my-thesis.txt"], ["indexes.csv"], ["feeder-cache.md"],
+        ["feeder-cache"], ["table.sqlite"], ["blocks"],
+        ["table.sqlite", "indexes"], ["lost+found", "a"],
+    ],
+)  # fmt: skip
+def test_a_folder_with_other_files_is_no_cache(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).write_text("all of it")
     with pytest.raises(ConfigError, match="no cache of feeder's"):
         Folder(str(tmp_path), 4 * PAGE).prepare()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        names, "all of it"
+    )
+
+
+def test_a_table_of_others_makes_no_cache(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "table.sqlite")) as table:
+        table.execute("CREATE TABLE blocks (mine)")
+    before = (tmp_path / "table.sqlite").read_bytes()
+    with pytest.raises(ConfigError, match="no cache of feeder's"):
+        Folder(str(tmp_path), 4 * PAGE).prepare()
+    assert (tmp_path / "table.sqlite").read_bytes() == before
+
+
+def test_a_cache_that_lost_its_marker_is_one(folder: Folder) -> None:
+    put(folder, 1)
+    folder.close()
+    Path(folder.path, "feeder-cache").unlink()
+    assert there(folder) == [1]
+    assert Path(folder.path, "feeder-cache").exists()
+
+
+def test_the_root_of_a_file_system_can_be_a_cache(folder: Folder) -> None:
+    lost = Path(folder.path, "lost+found")
+    lost.mkdir(parents=True)
+    (lost / "#1").write_text("found")
+    assert put(folder, 1) is None
+    assert folder.verify() == (1, [])
+    assert folder.prune(0) == 1
+    assert (lost / "#1").read_text() == "found"
 
 
 def test_nothing_goes_that_it_did_not_make(folder: Folder) -> None:
