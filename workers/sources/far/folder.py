@@ -96,8 +96,17 @@ class OpenBlock:
         self._file = file
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes of the block."""
-        return os.pread(self._file, stop - start, _HEAD.size + start)
+        """Bytes of the block. Raises OSError if somebody has cut it."""
+        data = os.pread(self._file, stop - start, _HEAD.size + start)
+        if len(data) < stop - start:
+            raise OSError(errno.EIO, "a block was cut")
+        return data
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Which file it is, and what changes if somebody writes to it."""
+        now = os.fstat(self._file)
+        return now.st_ino, now.st_mtime_ns, now.st_size
 
     def __del__(self) -> None:
         os.close(self._file)
