@@ -147,11 +147,14 @@ class Source:
         return columns
 
     def _looks_ahead(self) -> Ahead:
-        with self._lock:
-            if self._ahead is None:
-                self._ahead = Ahead()
-                finalize(self, self._ahead.close).atexit = False
-            return self._ahead
+        ahead = self._ahead
+        if ahead is None:
+            with self._lock:
+                ahead = self._ahead
+                if ahead is None:
+                    ahead = self._ahead = Ahead()
+                    finalize(self, ahead.close).atexit = False
+        return ahead
 
     def _touched(self, call: Call) -> Iterator[Touch]:
         """What a call reads of objects. Raises StopIteration behind the end of its epoch."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from threading import Lock
 
 from feeder.workers.errors import FeedError
+from feeder.workers.forks import call_in_child
 from feeder.workers.sources.far.blocks import Blocks
 from feeder.workers.sources.far.paths import FarPath
 from feeder.workers.stream.batch import Call
@@ -41,6 +42,10 @@ class Ahead:
     """The future of one source. Any thread makes calls; what changes is under the lock."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        """Know nothing; so begins a forked child too, where calls of the parent never end."""
         self._lock = Lock()
         self._of: tuple[int, int] | None = None
         self._reader: object = object()
@@ -49,6 +54,7 @@ class Ahead:
         """Of each call that is foreseen and not long over its step."""
         self._next, self._foreseen, self._uses = (0, 0), 0, 0
         self._entered = self._left = -1
+        call_in_child(self._start)
 
     @contextmanager
     def step(self, call: Call, touched: Touched) -> Iterator[None]:
@@ -74,9 +80,10 @@ class Ahead:
                 blocks.leave(reader, [number])
 
     def close(self) -> None:
-        """Nothing more is read."""
-        with self._lock:
-            self._begin((0, 0))
+        """Nothing more is read, and no call is under way. It takes no lock: the garbage collector
+        calls it, in a thread that may hold any."""
+        for blocks in self._blocks:
+            blocks.forget(self._reader)
 
     def _begin(self, at: tuple[int, int]) -> None:
         for blocks in self._blocks:

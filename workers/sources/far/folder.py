@@ -102,8 +102,17 @@ class OpenBlock:
         self._file = file
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes of the block."""
-        return os.pread(self._file, stop - start, _HEAD.size + start)
+        """Bytes of the block. Raises OSError if somebody has cut it."""
+        data = os.pread(self._file, stop - start, _HEAD.size + start)
+        if len(data) < stop - start:
+            raise OSError(errno.EIO, "a block was cut")
+        return data
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Which file it is, and what changes if somebody writes to it."""
+        now = os.fstat(self._file)
+        return now.st_ino, now.st_mtime_ns, now.st_size
 
     def __del__(self) -> None:
         os.close(self._file)
@@ -172,7 +181,7 @@ class Folder:
         block = OpenBlock(file)
         if key not in self._compared:
             if not _is_whole(file, key):
-                self._remove(key, file)
+                self.remove(key, file)
                 return None
             self._compared.add(key)
         return block
@@ -302,7 +311,7 @@ class Folder:
                 "UPDATE blocks SET due = ? WHERE key = ?", [(due, key) for key, due in dues]
             )
 
-    def _remove(self, key: str, file: int) -> None:
+    def remove(self, key: str, file: int) -> None:
         """Have a block gone that is damaged: this open file, if it is still the block's. Another
         process may have removed it before, and may be writing the block anew."""
         with self._changing() as table, suppress(FileNotFoundError):
@@ -456,7 +465,7 @@ class Folder:
                         whole += 1
                     else:
                         damaged.append(names.get(path.name) or path.name)
-                        self._remove(path.name, file)
+                        self.remove(path.name, file)
                 finally:
                     os.close(file)
         return whole, damaged

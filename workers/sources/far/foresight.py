@@ -41,8 +41,8 @@ class _Block:
     size: int
     uses: deque[tuple[float, Hashable]] = field(default_factory=deque)
     """When the uses come that the machine has not gone through yet, each with its reader."""
-    pins: int = 0
-    """Uses that it has gone through and that are not over."""
+    pins: list[float] = field(default_factory=list)
+    """When the uses come that it has gone through and that are not over."""
     is_kept: bool = False
     is_wanted: bool = False
     """Whether it was asked for, and is there or on its way."""
@@ -180,8 +180,8 @@ class Foresight:
         found.used += len(step.blocks)
         found.lately += len(step.blocks)
         self.used += len(step.blocks)
-        for block in step.blocks:
-            self._unpin(block)
+        for block, time in zip(step.blocks, step.times, strict=True):
+            self._unpin(block, time)
         while found.steps and found.steps[0].is_over:
             found.steps.popleft()
             found.first += 1
@@ -218,10 +218,10 @@ class Foresight:
             return
         self._compare_anew()
         for number, step in enumerate(found.steps, found.first):
-            for block in step.blocks:
+            for block, time in zip(step.blocks, step.times, strict=True):
                 if number < found.entered:
                     if not step.is_over:
-                        self._unpin(block)
+                        self._unpin(block, time)
                 else:
                     block.uses = deque(use for use in block.uses if use[1] != reader)
                     self._rank(block)
@@ -260,7 +260,7 @@ class Foresight:
         block = self._blocks.get(number)
         if block is None:
             return FOREVER
-        return 0.0 if block.pins else block.next_use - self.used
+        return (min(block.pins) if block.pins else block.next_use) - self.used
 
     def knows(self, reader: Hashable) -> bool:
         """Whether a reader is there: it has foreseen steps, and was not closed."""
@@ -307,13 +307,13 @@ class Foresight:
         step = found.steps[found.entered - found.first]
         found.entered += 1
         self.uses += len(step.blocks)
-        for block in step.blocks:
+        for block, time in zip(step.blocks, step.times, strict=True):
             self._take_use(block, reader)
-            block.pins += 1
+            block.pins.append(time)
             if block.is_kept:
                 self._rank(block)
                 continue
-            if block.pins == 1:
+            if len(block.pins) == 1:
                 self._loose += block.size
             if not block.is_wanted:
                 self._want(block, is_wanted=True)
@@ -375,8 +375,8 @@ class Foresight:
                 return entry[2]
         return None
 
-    def _unpin(self, block: _Block) -> None:
-        block.pins -= 1
+    def _unpin(self, block: _Block, time: float) -> None:
+        block.pins.remove(time)
         if not block.pins and not block.is_kept:
             self._loose -= block.size
             self._forget(block)

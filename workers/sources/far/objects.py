@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from feeder.workers.errors import ConfigError, ForkedError, StorageError
+from feeder.workers.forks import call_in_child
 from feeder.workers.sources import extras
 
 SCHEMES = ("s3", "gs", "az", "https", "http", "file")
@@ -34,15 +35,26 @@ STALL_S = 10.0
 """A request of which no byte comes for so many seconds is given up, and made again."""
 # A store answers within some 100 ms; a failing front end of one is mostly gone within a minute or
 # two. Not measured (2026-11-28).
-_CONNECT_S, _REQUEST_S = 5, 300
+_CONNECT_S, _REQUEST_S = 5, 90
+# A request takes at most this: less than RETRY_S, so that one that was made again at the last
+# moment ends before twice that.
 _FIRST_PAUSE_S, _MOST_PAUSE_S, _SLOW_PAUSE_S = 0.1, 10.0, 1.0
 
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _SLOWER = (429, 503)
+_NEVER_PASSING = (
+    # A key that the library does not take.
+    "Could not parse path",
+    # An answer without a size.
+    "Content-Length Header missing",
+    "Invalid content length",
+)
 _STATUS = re.compile(r"status code: (\d{3})")
 _T = TypeVar("_T")
 ENDING = Event()
 """Set when the interpreter ends: no request is made again."""
+# The process that has used obstore first: its threads do the work, and a forked child has none.
+_used_by = 0
 # Draws of its own: the user's generators are not touched.
 _draw = random.SystemRandom().uniform
 
@@ -86,22 +98,22 @@ class Objects:
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self._options = dict(options or {})
-        self._begin()
-
-    def _begin(self) -> None:
-        self._lock = Lock()
         self._stores: dict[str, Any] = {}
-        # The process whose threads do obstore's work: a forked child has none.
-        self._process = os.getpid()
+        self._start()
+
+    def _start(self) -> None:
+        """What a process has for itself, and a forked child anew. Not the connections: the child
+        does not use them, and to close them may need a lock of obstore's."""
+        self._lock = Lock()
         self._held_until = 0.0
         self._counts = Counts()
+        call_in_child(self._start)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._options = state["_options"]
-        self._begin()
+        Objects.__init__(self, state["_options"])
 
     def counts(self) -> dict[str, int]:
         """The counts, by name."""
@@ -229,10 +241,13 @@ class Objects:
 
     def _store(self, url: str) -> tuple[Any, str]:
         """The store of an object, and the object's key there."""
-        if self._process != os.getpid():
+        global _used_by
+        _used_by = _used_by or os.getpid()
+        if _used_by != os.getpid():
             raise ForkedError(
-                "object stores cannot be used in a forked child of a process that uses them: start "
-                "children with the spawn method"
+                "object stores cannot be used in a forked child of a process that has used them: "
+                "start children with the spawn method, or make the first source of a URL in the "
+                "child"
             )
         root = root_of(url)
         with self._lock:
@@ -289,8 +304,11 @@ def _lasting(url: str, error: Exception, known: Known | None) -> StorageError | 
         return None
     failures = importlib.import_module("obstore.exceptions")
     status = int(found[1]) if (found := _STATUS.search(str(error))) else 0
-    if isinstance(error, FileNotFoundError):
+    # obstore says of a 405 too that nothing is there.
+    if isinstance(error, FileNotFoundError) and status in (0, 404, 410):
         return StorageError(f"{url!r} is missing")
+    if any(text in str(error) for text in _NEVER_PASSING):
+        return StorageError(f"{url!r} cannot be read: {_first_line(error)}")
     if isinstance(error, failures.PermissionDeniedError | failures.UnauthenticatedError):
         return StorageError(f"{url!r} is refused: {_first_line(error)}; look at the credentials")
     if isinstance(error, failures.PreconditionError) or status == 416:

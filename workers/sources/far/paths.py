@@ -85,9 +85,11 @@ class FarFile(io.RawIOBase):
 
     def __init__(self, path: FarPath, *, to_end: bool) -> None:
         self._path, self._at, self._step = path, 0, -1
+        # What the blocks know it as: they must not keep a file that nobody has closed.
+        self._reader = object()
         self._steps = range(0, path.known.size if to_end else 0, BLOCK_BYTES)
         for start in self._steps:
-            path.blocks.foresee(self, [(path.known, start, start + BLOCK_BYTES)])
+            path.blocks.foresee(self._reader, [(path.known, start, start + BLOCK_BYTES)])
 
     def readable(self) -> bool:
         """It is."""
@@ -111,8 +113,8 @@ class FarFile(io.RawIOBase):
         """Read from here on."""
         step = min(self._at, self._path.known.size - 1) // BLOCK_BYTES
         if self._steps and step > self._step:
-            self._path.blocks.enter(self, step)
-            self._path.blocks.leave(self, range(max(0, self._step), step))
+            self._path.blocks.enter(self._reader, step)
+            self._path.blocks.leave(self._reader, range(max(0, self._step), step))
             self._step = step
         data = self._path.pread(len(buffer), self._at)
         buffer[: len(data)] = data
@@ -122,7 +124,7 @@ class FarFile(io.RawIOBase):
     def close(self) -> None:
         """Ask for nothing more."""
         if not self.closed:
-            self._path.blocks.forget(self)
+            self._path.blocks.forget(self._reader)
         super().close()
 
 

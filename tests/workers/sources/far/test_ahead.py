@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,7 +145,27 @@ def test_a_source_that_is_gone_is_forgotten(far: FarServer) -> None:
     source(Call(0, 0, 0, 4, 0))
     blocks = source.records._paths[0].blocks
     assert len(blocks._foresight._readers) == 1
-    del source
-    gc.collect()
+    # As if the garbage collector came while this thread holds them.
+    with blocks._lock, source._ahead._lock:
+        del source
+        gc.collect()
+    blocks.stats()
     assert len(blocks._foresight._readers) == 0
     blocks.close()
+
+
+@pytest.mark.process
+def test_a_child_that_is_forked_during_a_call_begins_anew(blocks: Recorded) -> None:
+    ahead = Ahead()
+    make(ahead, blocks, 3, 0)
+    with ahead._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            status = 1
+            try:
+                assert ("enter", 0) in make(ahead, blocks, 3, 5)
+                status = 0
+            finally:
+                os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle  # noqa: TID251  # as executors do
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -16,8 +19,11 @@ import feeder
 from far_server import FarServer
 from feeder.errors import ConfigError, StorageError
 from feeder.workers.sources.far import blocks as module
-from feeder.workers.sources.far.blocks import BLOCK_BYTES, Blocks
+from feeder.workers.sources.far import objects as objects_module
+from feeder.workers.sources.far.blocks import BLOCK_BYTES, Blocks, blocks_of_this_process
+from feeder.workers.sources.far.folder import Folder
 from feeder.workers.sources.far.objects import Known, Objects
+from feeder.workers.sources.far.paths import FarFile, FarPath
 
 pytestmark = pytest.mark.foreign_sockets
 
@@ -173,6 +179,98 @@ def test_blocks_that_another_process_removed_are_brought_again(
     cache.close()
 
 
+@pytest.mark.parametrize("failing", ["open", "remove"])
+def test_a_block_that_is_there_and_cannot_be_read_or_removed_is_brought_into_memory(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known], failing: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    one, data = known[1], far.objects["b/x"]
+    assert cache.read(one, 0, 10) == data[:10]
+    (path,) = Path(cache.path).glob("blocks/??/*")
+    if failing == "remove":
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    def fails(*_: Any) -> Any:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Folder, failing, fails)
+    for _ in range(2):
+        assert cache.read(one, 5, 10) == data[5:10]
+        assert cache.read(one, 5, BLOCK + 5) == data[5 : BLOCK + 5]
+    assert path.exists()
+    # The block once more, and once the one after it.
+    assert len(far.asked) <= 4
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("how", ["cut", "changed"])
+def test_a_block_that_somebody_cuts_or_changes_while_it_is_used_is_brought_again(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known], how: str
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    for _ in range(2):
+        assert cache.read(one, 0, 10) == data[:10]
+    (path,) = Path(cache.path).glob("blocks/??/*")
+    if how == "cut":
+        os.truncate(path, 30)
+    else:
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([data[BLOCK - 1] ^ 1]))
+        os.utime(path, ns=(1, 1))
+        # It is seen if the block is opened again.
+        cache._open.clear()
+    for _ in range(2):
+        assert cache.read(one, 0, BLOCK) == data[:BLOCK]
+    assert len(far.asked) == 2
+    assert path.stat().st_size > BLOCK
+
+
+def test_a_file_that_nobody_closes_is_forgotten(
+    cache: Blocks, known: tuple[Objects, Known]
+) -> None:
+    file = FarFile(FarPath(known[1], cache, known[0]), to_end=True)
+    # As if the garbage collector came while this thread holds it.
+    with cache._lock:
+        del file
+        gc.collect()
+    assert cache.stats()["wanted"] == 0
+    assert not cache._foresight._readers
+
+
+def test_the_end_of_the_interpreter_does_not_wait_for_a_slow_store(
+    cache: Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_EXIT_S", 0.0)
+    monkeypatch.setattr(module, "ENDING", Event())
+    monkeypatch.setattr(module, "_every", {cache})
+    cache._active = 1
+    module._close_at_exit()
+    cache._active = 0
+    # And who waits for a request sees it end.
+    assert objects_module.RETRY_S + objects_module._REQUEST_S < module._WAIT_S
+
+
+def test_the_table_is_told_when_a_block_that_was_used_is_needed_next(
+    cache: Blocks, known: tuple[Objects, Known], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, folder = known[1], Folder(cache.path, cache.max_bytes)
+    cache.read(one, 0, 10)
+    (entry,) = folder.entries()
+    folder.rank([(entry.key, 5.0)])
+    monkeypatch.setattr(module, "_RANK_S", -1.0)
+    other = Blocks(cache.path, cache.max_bytes)
+    other.register([one], known[0])
+    for _ in range(2):
+        other.foresee("me", [(one, 0, 10)])
+    other.enter("me", 0)
+    other.leave("me", [0])
+    (entry,) = folder.entries()
+    assert time.time() - 60 < entry.due < time.time() + 60
+    for each in (other, folder):
+        each.close()
+
+
 def test_arguments_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_bytes is 5, expected a whole number of at least"):
         feeder.Cache(tmp_path / "x", 5)
@@ -198,11 +296,17 @@ def test_a_forked_child_reads_blocks_that_are_there_and_is_told_of_others(
     one, data = known[1], far.objects["b/x"]
     assert cache.read(one, 0, 10) == data[:10]
     # Whatever other threads hold is theirs.
-    with cache._lock:
+    with cache._lock, known[0]._lock, module._making.lock:
         child = os.fork()
         if not child:
+            signal.alarm(20)
             status = 1
             try:
+                known[0].counts()
+                blocks_of_this_process("", 0)
+                # Of whatever is made here no request may be made either.
+                with pytest.raises(feeder.ForkedError, match="spawn"):
+                    Objects().known(one.url)
                 assert cache.read(one, 5, 10) == data[5:10]
                 with pytest.raises(feeder.ForkedError, match="spawn"):
                     cache.read(one, 5 * BLOCK, 6 * BLOCK)

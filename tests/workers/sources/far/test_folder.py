@@ -206,7 +206,7 @@ def test_a_damaged_block_goes_only_once(folder: Folder, monkeypatch: pytest.Monk
     file = os.open(path, os.O_RDONLY)
     assert read(Folder(folder.path, folder.max_bytes), 1, 0, 3) is None
     assert put(quick, 1) is None
-    slow._remove(key_of(1), file)
+    slow.remove(key_of(1), file)
     os.close(file)
     assert read(slow, 1, 0, 3) == b"\1\1\1"
     quick.close()

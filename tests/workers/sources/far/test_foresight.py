@@ -251,3 +251,14 @@ def test_several_readers_share_the_room_as_if_they_were_one() -> None:
         merged.append(orders[name][at[name]])
         at[name] += 1
     assert driver.brought <= 1.1 * min_misses(merged, rooms)
+
+
+def test_how_far_away_a_block_is_does_not_depend_on_how_far_ahead_the_machine_is() -> None:
+    machine = Foresight(100, 20)
+    for number in (1, 2, 3, 1):
+        machine.foresee("me", [(number, 10)])
+    before = [machine.distance(number) for number in (1, 2, 3)]
+    machine.instructions()
+    assert [machine.distance(number) for number in (1, 2, 3)] == before == [1, 2, 3]
+    machine.leave("me", 0)
+    assert [machine.distance(number) for number in (1, 2, 3)] == [3, 1, 2]

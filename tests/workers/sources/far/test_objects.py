@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import far_server
 from far_server import FarServer
 from feeder.errors import StorageError
 from feeder.workers.sources.far import objects as module
@@ -84,6 +86,37 @@ def test_what_lasts_is_named_at_once(
     with pytest.raises(StorageError, match=rf"'{one.url}' {told}"):
         objects.read(one, 0, 10)
     assert (len(far.asked), objects.counts()["retries"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(405, "cannot be read.*405"), (404, "is missing"), (200, "Content-Length")]
+)
+def test_a_store_that_does_not_tell_sizes_is_named_at_once(
+    far: FarServer, status: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def head(handler: Any) -> None:
+        asked.append(1)
+        handler.send_response(status)
+        handler.send_header("ETag", '"e"')
+        handler.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
+        handler.end_headers()
+
+    monkeypatch.setattr(far_server._Handler, "do_HEAD", head)
+    with pytest.raises(StorageError, match=told):
+        Objects().known(f"{far.address}/bucket/x")
+    assert len(asked) == 1
+
+
+def test_a_key_that_the_library_does_not_take_is_named_at_once(far: FarServer) -> None:
+    far.objects["bucket/d/a//b"] = DATA
+    objects = Objects(far.options())
+    with pytest.raises(StorageError, match=r"'s3://bucket/d/a//b' cannot be read: .*empty path"):
+        objects.known("s3://bucket/d/a//b")
+    with pytest.raises(StorageError, match=r'cannot be read: .*"d/a//b"'):
+        objects.listed("s3://bucket/d/")
+    assert objects.counts()["retries"] == 0
 
 
 @pytest.mark.parametrize("compares", [True, False])
