@@ -26,7 +26,7 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
@@ -114,8 +114,9 @@ class OpenBlock:
         now = os.fstat(self._file)
         return now.st_ino, now.st_mtime_ns, now.st_size
 
-    def __del__(self) -> None:
-        os.close(self._file)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # No name of the module: it may be gone at the interpreter's exit.
+        close(self._file)
 
 
 class Claim:
