@@ -236,12 +236,14 @@ class Queue:
             else:
                 self._tickets.put_back(ticket, now + put_off_s if put_off_s else 0.0)
             self._begin_epoch()
-            # What other calls give within the grace is taken together. Nothing is waited for if
-            # none is under way, or if the bound stops those that would come.
-            if self._is_there and (
-                self.cuts_short or not self._tickets.running or not self._has_room
-            ):
+            if self._is_there and not self._may_bring_more:
                 self._arrived.notify()
+
+    @property
+    def _may_bring_more(self) -> bool:
+        """Whether the rest of the grace may bring more calls, which are then taken together: if
+        some are under way, and the bound lets others come."""
+        return not self.cuts_short and bool(self._tickets.running) and self._has_room
 
     def _begin_epoch(self) -> None:
         """Begin the next epoch if this one is done with. The last ticket of an epoch may be one
