@@ -346,7 +346,7 @@ class Folder:
         if self._table is None:
             self.prepare()
             table = _sqlite().connect(
-                os.path.join(self.path, _TABLE), _LOCKED_S, check_same_thread=False,
+                os.path.join(self.path, _TABLE), timeout=_LOCKED_S, check_same_thread=False,
                 isolation_level=None,
             )  # fmt: skip
             try:
@@ -382,7 +382,7 @@ class Folder:
         sqlite = _sqlite()
         place = Path(self.path, _TABLE).as_uri()
         try:
-            with closing(sqlite.connect(f"{place}?mode=ro", _LOCKED_S, uri=True)) as table:
+            with closing(sqlite.connect(f"{place}?mode=ro", timeout=_LOCKED_S, uri=True)) as table:
                 columns = table.execute("SELECT name FROM pragma_table_info('blocks')").fetchall()
                 return bool(columns == _COLUMNS)
         except sqlite.Error:
