@@ -204,7 +204,8 @@ def test_a_damaged_block_goes_only_once(folder: Folder, monkeypatch: pytest.Monk
     # One that is there again stays, too.
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     file = os.open(path, os.O_RDONLY)
-    assert read(Folder(folder.path, folder.max_bytes), 1, 0, 3) is None
+    with closing(Folder(folder.path, folder.max_bytes)) as other:
+        assert read(other, 1, 0, 3) is None
     assert put(quick, 1) is None
     slow.remove(key_of(1), file)
     os.close(file)
