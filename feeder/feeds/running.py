@@ -69,10 +69,15 @@ def run_end(streams: list[Stream], saver: Saver | None) -> None:
         logger.error("%s", error)
 
 
+_ends = ThreadGroup()
+"""Those that end what was forgotten. The process's exit waits for them, too."""
+# Their streams' threads would run into a dying interpreter, which aborts inside a C++ library.
+
+
 def _end(streams: list[Stream], saver: Saver | None) -> None:
     # In a thread: a finaliser may be inside the garbage collector, in a thread that holds the very
     # locks that a stop takes.
-    ThreadGroup().start("feeder forgotten", run_end, streams, saver)
+    _ends.start("feeder forgotten", run_end, streams, saver)
 
 
 class Running:
@@ -177,6 +182,10 @@ def _stop_at_exit() -> None:
             running.stop(running.all_streams(), 1.0, is_all=True)
         except StuckWorkerError as error:
             logger.error("%s", error)
+    try:
+        _ends.close(1.0)
+    except StuckWorkerError as error:
+        logger.error("%s", error)
 
 
 atexit.register(_stop_at_exit)

@@ -207,6 +207,27 @@ tell(time.monotonic())
     assert any(line.endswith("in stuck") for line in stack)
 
 
+FORGOTTEN = """
+import os, threading, feeder
+called, never = threading.Event(), threading.Event()
+def fetch(call):
+    called.set()
+    never.wait(0.2)
+    os.write(1, b"returned\\n")
+    raise StopIteration
+def main():
+    made = feeder.init_data_input_workers(["x"], fetch, 4, coordinator=feeder.Coordinator())
+    made.start()
+    called.wait(10)
+main()
+"""
+
+
+def test_an_exit_waits_for_the_calls_of_what_was_forgotten() -> None:
+    """Otherwise a thread in a C++ library would come back into a dying interpreter."""
+    assert set(run(FORGOTTEN)) == {"returned"}
+
+
 def test_an_exit_with_an_error_keeps_its_code() -> None:
     assert run("make().start(); tell('begun'); sys.exit(3)", code=3) == ["begun"]
 
