@@ -36,13 +36,11 @@ def records_of(config: FeedConfig, step: int) -> Rows:
         )
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ConfigError(f"step is {step!r}, expected a whole number of at least 0")
-    found: list[tuple[Record, ...]] = []
     source: Any = config.stream.fetch
-    if not _is_given(config, step):
+    calls = [*_calls(config.stream, source, step)] if _is_given(config, step) else []
+    if not calls:
         raise ConfigError(f"step is {step}, and the feed has ended before it")
-    for call in _calls(config.stream, source, step):
-        found += source.records_of(call)
-    return tuple(found)
+    return tuple(row for call in calls for row in source.records_of(call))
 
 
 def _is_given(config: FeedConfig, step: int) -> bool:
@@ -73,7 +71,8 @@ def _why_unknown(config: FeedConfig) -> str:
 
 
 def _calls(stream: StreamSpec, source: Source, step: int) -> Iterator[Call]:
-    """The calls that give a batch's rows, if calls are asked for as many rows as a batch has."""
+    """The calls that give a batch's rows, if calls are asked for as many rows as a batch has; none
+    if the stream has ended before it."""
     size, carries = stream.batch_size, stream.last_batch == "carry"
     # What an epoch has more than the one before: batches, or rows that flow into the next batch.
     rows = [source.rows(epoch, size) for epoch in range(source.num_turns)]
@@ -94,5 +93,3 @@ def _calls(stream: StreamSpec, source: Source, step: int) -> Iterator[Call]:
         yield stream.call(epoch, 0)._replace(index=index, batch_size=size)
         missing = missing - min(missing, rows[turn] - first) if carries else 0
         epoch, at = epoch + 1, 0
-    if missing == size:
-        raise ConfigError(f"step is {step}, and the feed has ended before it")

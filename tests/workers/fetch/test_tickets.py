@@ -251,6 +251,21 @@ def test_what_comes_within_the_grace_is_taken_together(monkeypatch: pytest.Monke
     assert told == [2]
 
 
+def test_what_came_within_the_grace_is_taken_without_a_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look would cut the tickets of others short."""
+    queue = make_queue()
+
+    def wait(seconds: float) -> bool:
+        queue._is_there = True
+        return False
+
+    monkeypatch.setattr(queue._arrived, "wait", wait)
+    monkeypatch.setattr(queue, "_look", lambda: pytest.fail("the enqueuer has looked"))
+    assert queue.collect((0, 0), 0) == []
+
+
 def test_a_call_that_does_not_return_holds_no_other_of_its_ticket() -> None:
     queue = make_queue()
     (ticket,) = draw(queue, 4)
