@@ -86,7 +86,7 @@ def init_data_input_workers(
     rounds: Annotated[str, Rounds] = "stream",
     global_batch_size: PositiveInt | None = None,
     order: Annotated[str, Order] = "ticket",
-    num_threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)] | None = None,
+    num_threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] | None = None,
     executor: Threads | Processes | RayActors | Mapping[str, Any] | str | None = None,
     rows_per_call: PositiveInt | None = None,
     retries: NonNegativeInt = 0,
@@ -151,8 +151,9 @@ def init_data_input_workers(
         order: "ticket" merges chunks by number, "arrival" as their calls finish: no row is lost or
             doubled, but the order is not repeatable. `fetch(call)` must then raise StopIteration
             for every index from the end of its epoch on.
-        num_threads: Threads that serve the workers; as many as workers by default. Not part of
-            the stream.
+        num_threads: Threads that serve the workers; as many as workers by default. With 0 the
+            thread that asks for a batch makes the calls for it, nothing is read ahead, and no
+            thread runs; for one device of the host. Not part of the stream.
         executor: What `fetch_fun` runs on: ``feeder.Threads(n)``, which is the same as
             `num_threads`; ``feeder.Processes(n)``, for functions that compute in Python;
             "processes", as many as there are cores, shared out among the ranks of the host

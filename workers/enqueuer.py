@@ -69,8 +69,9 @@ class RoundRobinRouter:
         self._made = made
         self._report = report
         self._slots = slots
-        # Whether what is copied adds to what the bound counts.
-        self._needs_room = not slots.reserved
+        # Whether what is copied adds to what the bound counts. Without threads one batch at a time
+        # is made, when the user asks for it.
+        self._needs_room = not slots.reserved and run.num_threads > 0
         self._queues = queues
         self._queue = queue
         self._assembler = assembler
@@ -83,7 +84,8 @@ class RoundRobinRouter:
         # Whether a round of this epoch was complete; of an epoch that was resumed nobody knows.
         self._has_round = True
         self._group: list[Batch] = []
-        self._most_batches = min(_GROUP_BATCHES, run.max_rows // spec.batch_size // 2)
+        most = run.max_rows // spec.batch_size // 2
+        self._most_batches = min(_GROUP_BATCHES, most) if run.num_threads else 1
         self._most_bytes, self._bytes = min(_GROUP_BYTES, run.max_bytes // 2), 0
         self._round: list[Batch] = []  # One that is not complete yet and may have to be dropped.
         # The last batch so far, if it may have to be repeated (`last_round="pad"`) or may end a
@@ -258,8 +260,10 @@ class Enqueuer:
         router: RoundRobinRouter,
         start: StreamStart,
         places: Placement | None = None,
+        *,
+        is_inline: bool,
     ) -> None:
-        self._spec = spec
+        self._spec, self._is_inline = spec, is_inline
         self._queue = queue
         self._places = places
         self._merge = merge
@@ -269,22 +273,29 @@ class Enqueuer:
         # Whether an epoch that ends now has given no row at all.
         self._empty_epoch = start.begins_epoch
 
-    def run(self) -> None:
-        """Make batches until the end of the stream."""
+    def steps(self) -> Iterator[bool]:
+        """Make batches until the end of the stream. Who drives it, a thread of its own or the
+        user's, may stop at each yield: True comes before it waits for chunks, False once a batch is
+        in its queue, if the run has no threads."""
         # In this thread and not in the constructor: it may have to call the fetch function again.
         leftover = self._start.leftover_chunks(self._assembler.schema, self._queue)
         if leftover is not None:
-            self._take(leftover)
+            yield from self._take(leftover)
             # Otherwise this frame would hold the chunk for as long as the stream runs.
             del leftover
         while not self._merge.finished:
-            self._merge_all()
+            yield from self._merge_all()
             self._router.flush()
             if not self._merge.finished:
                 self._provide()
+                yield True
                 merge = self._merge
                 merge.push(self._queue.collect(merge.wanted, merge.num_held))
         self._router.finish(self._assembler.start_of(self._merge.position))
+
+    def has_come(self) -> bool:
+        """Whether it need not wait for chunks; for who makes the calls in the same thread."""
+        return self._queue.has_come(self._merge.wanted, self._merge.num_held)
 
     def _provide(self) -> None:
         """Have slots for the next batches, and let their calls be made, which may write there."""
@@ -298,7 +309,7 @@ class Enqueuer:
         assert wanted is not None
         queue.allow(places.allowed(wanted[1]))
 
-    def _merge_all(self) -> None:
+    def _merge_all(self) -> Iterator[bool]:
         """Make batches of everything that has been collected."""
         while True:
             # Looked at between merged chunks: a stop ends the work on what was collected, however
@@ -312,18 +323,18 @@ class Enqueuer:
             if merged is None:
                 return
             if isinstance(merged, EpochEnd):
-                self._end_epoch(merged)
+                yield from self._end_epoch(merged)
             else:
-                self._take(merged)
+                yield from self._take(merged)
 
-    def _take(self, merged: MergedChunks) -> None:
+    def _take(self, merged: MergedChunks) -> Iterator[bool]:
         self._learn_row_bytes()
         # An epoch without a row in a stream without end would be repeated for ever.
         self._empty_epoch = self._empty_epoch and not any(merged.rows)
-        self._route(self._assembler.add(merged))
+        return self._route(self._assembler.add(merged))
 
-    def _route(self, batches: Iterator[Batch | None]) -> None:
-        route, queue = self._router.route, self._queue
+    def _route(self, batches: Iterator[Batch | None]) -> Iterator[bool]:
+        route, queue, is_inline = self._router.route, self._queue, self._is_inline
         for batch in batches:
             # Here too: chunks that were merged at once may make many batches.
             if queue.closed:
@@ -332,8 +343,10 @@ class Enqueuer:
                 self._router.wait_for_slot()
             else:
                 route(batch)
+                if is_inline:
+                    yield False
 
-    def _end_epoch(self, end: EpochEnd) -> None:
+    def _end_epoch(self, end: EpochEnd) -> Iterator[bool]:
         epoch = end.position.epoch - 1
         if self._empty_epoch:
             skipped = getattr(self._spec.fetch, "skipped", None)
@@ -345,7 +358,7 @@ class Enqueuer:
             # Calls beyond the end may still be writing behind the rows of its last batch.
             self._router.flush()
             self._queue.wait_for_calls(epoch)
-        self._route(self._assembler.end_epoch(end.position))
+        yield from self._route(self._assembler.end_epoch(end.position))
         if self._assembler.ends_round(end.position.epoch):
             self._router.end_epoch(self._assembler.start_of(end.position))
             self._assembler.begin_round()
@@ -374,20 +387,22 @@ def _why_empty(skipped: int | None) -> str:
 def run_enqueuer(enqueuer: Enqueuer, router: RoundRobinRouter) -> None:
     """Thread body: make batches until the end of the stream, or until something fails."""
     try:
-        enqueuer.run()
-    except ClosedError:
-        return
-    except FeedError as error:
-        _fail(router, error)
+        for _ in enqueuer.steps():
+            pass
     except BaseException as error:
         # Also what is no Exception: somebody waits for what this thread makes.
+        fail(router, error)
+
+
+def fail(router: RoundRobinRouter, error: BaseException) -> None:
+    """What has ended the work of an enqueuer takes the place of the next batch."""
+    if isinstance(error, ClosedError):
+        return
+    if not isinstance(error, FeedError):
         # "enqueuer" is the thread's name in logs, errors and the status page, which users know.
         failed = FeedError(f"the enqueuer failed: {type(error).__name__}: {error}")
         failed.__cause__ = error
-        _fail(router, failed)
-
-
-def _fail(router: RoundRobinRouter, error: FeedError) -> None:
+        error = failed
     try:
         # The batches before the error are handed over first; the error takes the place of the next
         # one.

@@ -25,6 +25,7 @@ from feeder.workers.fetch.queue import Queue
 from feeder.workers.fetch.resuming import Resume, StreamStart
 from feeder.workers.fetch.threads import ThreadGroup, stack
 from feeder.workers.fetch.tickets import IndexTickets, Tickets, WorkerTickets
+from feeder.workers.inline import Inline
 from feeder.workers.stats import ExecutorCounts, StreamStats
 from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Call
@@ -141,8 +142,14 @@ class Pipeline:
         )  # fmt: skip
         self._enqueuer = Enqueuer(
             spec, self.queue, self._make_merge(begin), assembler, self._router,
-            begin, self._places,
+            begin, self._places, is_inline=not run.num_threads,
         )  # fmt: skip
+        self._inline: Inline | None = None
+        if not run.num_threads:
+            self._inline = Inline(
+                name, spec.batch_size, begin, self.bound, self.queue, self._fetcher,
+                self._enqueuer, self._router,
+            )  # fmt: skip
 
     def _make_places(self, slots: Slots, cut: Cut, turns: Turns) -> Placement | None:
         """Where calls may write their rows; None where nobody knows before they return."""
@@ -226,6 +233,8 @@ class Pipeline:
         # where it did.
         if not self._resumed:
             begin_anew(self._spec.fetch, self._spec.cursor, self._spec.worker_ids)
+        if self._inline is not None:
+            return
         for i in range(self._run.num_threads):
             self._threads.start(f"feeder {self._name} fetcher {i}", self._run_fetcher, i)
         # The thread keeps the name that users know from logs, stacks and the status page.
@@ -239,7 +248,14 @@ class Pipeline:
         the start."""
         # CPython 3.11 ends a thread that begins while another is given a tracer, as by coverage. In
         # this order: the thread says that it is done before it ends.
-        return not (self._maker.is_alive() or self._router.is_over or self.queue.closed)
+        is_made = self._inline is not None or self._maker.is_alive()
+        return not (is_made or self._router.is_over or self.queue.closed)
+
+    def advance(self) -> None:
+        """Do some of the work for the next batch in this thread, which waits for it. For a run
+        without threads; harmless once the stream has ended."""
+        assert self._inline is not None
+        self._inline.advance()
 
     def _run_fetcher(self, number: int) -> None:
         """Thread body: make calls until none is left."""

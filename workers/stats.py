@@ -226,7 +226,7 @@ class BatchStats:
 def num_partitions(spec: StreamSpec, run: RunSpec) -> int:
     """For how many threads, or workers, the calls of a stream are counted."""
     # Any thread may make any call of a pure function.
-    return run.num_threads if spec.pure else spec.num_workers
+    return max(1, run.num_threads) if spec.pure else spec.num_workers
 
 
 class StreamStats:

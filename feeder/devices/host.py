@@ -47,11 +47,14 @@ class HostQueue:
     """
 
     def __init__(
-        self, capacity: int, describe_wait: Callable[[], str], look_s: float = math.inf
-    ) -> None:
+        self, capacity: int, describe_wait: Callable[[], str], look_s: float = math.inf,
+        advance: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`advance` makes the next batch in the user's thread, if no other thread does."""
         self.capacity = capacity
         self._describe_wait = describe_wait
         self._look_s = look_s
+        self._advance = advance
         # Guarded by the lock, like all below it; the user's thread also reads `given` without it.
         self._batches: deque[Batch] = deque()
         self.given: deque[Batch] | None = None
@@ -169,6 +172,10 @@ class HostQueue:
     def _wait_until_taken(self, started: float) -> deque[Batch] | LazyPosition | FeedError:
         # A function of its own: CPython 3.13 and 3.14 do not run `finally` where a signal's handler
         # raises as a loop goes round that stands in its `try` itself (python/cpython#130279).
+        if self._advance is not None:
+            while (got := self._take(None)) is None:
+                self._advance()
+            return got
         # A new event for each wait: one whose wait was interrupted may have been set for a wait
         # that is over.
         while (got := self._take(event := OneShotEvent())) is None:

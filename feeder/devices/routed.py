@@ -78,7 +78,7 @@ class RoutedSlots:
 class Devices:
     """The device queues of one stream. GPUs copy in threads of their own.
 
-    `capacity` bounds each host queue, `depth` the slots of each GPU (0: by the batches' size). A
+    `capacity` bounds each host queue, `advance` makes its batches if no thread does, `depth` the slots of each GPU (0: by the batches' size). A
     user who waits calls `describe_wait` every `look_s` seconds at the latest. Raises `ConfigError`
     where a GPU cannot be had.
 
@@ -94,7 +94,14 @@ class Devices:
         depth: int,
         writable: bool,
         look_s: float,
+        advance: Callable[[], None] | None = None,
     ) -> None:
+        if advance is not None and (len(names) > 1 or is_gpu(names[0])):
+            raise ConfigError(
+                f"num_threads is 0 and the devices are {tuple(names)!r}: nobody would read ahead "
+                "for the others while the user reads one; give num_threads=1 or more, or leave "
+                "devices= out"
+            )
         # All host devices share one pool: slots go to whichever is next.
         host = PrivateSlots() if writable else HostSlots()
         self._pinned: list[PinnedSlots] = []
@@ -106,7 +113,7 @@ class Devices:
             if is_gpu(name):
                 halves.append(self._add_gpu(name, describe_wait, depth, look_s))
             else:
-                self.queues.append(HostQueue(capacity, describe_wait, look_s))
+                self.queues.append(HostQueue(capacity, describe_wait, look_s, advance))
                 halves.append(HostHalf(host))
         # Said, and not ignored: a typing error in a device's name would go unnoticed.
         if depth and not self._gpus:

@@ -133,6 +133,7 @@ class Stream:
         self._devices = Devices(
             config.devices, self._describe_wait, capacity=most, depth=config.depth,
             writable=config.run.writable, look_s=config.run.timeout_s,
+            advance=None if config.run.num_threads else self._advance,
         )  # fmt: skip
         self.queues, self.slots = self._devices.queues, self._devices.slots
         self.progress = Progress(num)
@@ -361,6 +362,9 @@ class Stream:
                 "so read the devices in turns, or each in a thread of its own; or raise timeout"
             )
         return waits
+
+    def _advance(self) -> None:
+        self.pipeline.advance()
 
     def _log_now_and_then(self) -> None:
         if self.config.external_loggers and time.monotonic() - self._logged_at >= _LOG_EVERY_S:

@@ -303,10 +303,14 @@ class Leg(NamedTuple):
         rows = stream.per_call or stream.size
         is_placed = self.ways and stream.is_even and stream.last_batch != "carry"
         rows = rows if is_placed and stream.batch_size(self.devices) % rows == 0 else None
+        # The user's thread can make batches for one device, and may not be interrupted then.
+        is_inline = self.devices == 1 and not (gpus or self.interrupts or self.transport)
+        num_threads = max(0 if is_inline else 1, self.run.get("num_threads", 1))
         return {
             "devices": self.devices, "skip": self.skip, "rows_per_call": rows,
             "epochs": self.epochs or len(stream.epochs),
             "retries": retries, "retry_backoff_s": 0.0, **self.run, **gpus,
+            "num_threads": num_threads,
         }  # fmt: skip
 
 
@@ -325,7 +329,7 @@ DTYPES = ("<f4", "<u2", "<f8", "?", "|u1", "<c8", "<f2", "<U4", "|S3", "<M8[s]")
 """The last three are not for GPUs."""
 RUNS = st.fixed_dictionaries(
     {
-        "num_threads": st.sampled_from((1, 2, 3, 8)),
+        "num_threads": st.sampled_from((1, 2, 3, 8, 0)),
         "max_buffered_batches": st.sampled_from((100, 1, 2, 5)),
         "max_buffered_bytes": st.sampled_from((None, 1, 1000)),
     }

@@ -75,6 +75,8 @@ class Fetcher:
         self._names = names
         self._spec = spec = names.spec
         self._run = run
+        # An interrupt of the user's thread is the user's, and no error of the stream.
+        self._is_inline = run.num_threads == 0
         self._queue = queue
         self._calls = calls
         self._stats = stats
@@ -104,6 +106,13 @@ class Fetcher:
             most = max(1, min(MOST_CALLS, 2 * most, enough))
             # Not before: what came may be all that somebody waits for.
             self.repeat_first()
+
+    def make_some(self, most: int) -> None:
+        """Make so many calls at most, in the thread of the user, who waits for them."""
+        tickets = self._queue.draw(most) or deque()
+        while (ticket := _next_of(tickets)) is not None:
+            self._make(ticket, 0 if self._spec.pure else ticket.partition)
+        self.repeat_first()
 
     def _make(self, ticket: Ticket, number: int) -> int:
         """Make the calls of a ticket, and give it back; returns how many gave a chunk. `number` is
@@ -247,6 +256,8 @@ class Fetcher:
         self, ticket: Ticket, call: int, number: int, came: tuple[int, int], error: BaseException
     ) -> None:
         """An error takes the place of all that the partition could give from here on."""
+        if self._is_inline and not isinstance(error, Exception):
+            raise error
         if self._is_of_the_end(error):
             self._queue.give_back(ticket, *came)
             return
@@ -310,5 +321,8 @@ class Fetcher:
             return again is None or digest(as_tuple(again, self._spec.names)) == printed
         except StopIteration:
             return False
-        except BaseException:  # Such as an exit: of a call that nobody waits for it means nothing.
+        except BaseException as error:
+            # Such as an exit: of a call that nobody waits for it means nothing.
+            if self._is_inline and not isinstance(error, Exception):
+                raise
             return True

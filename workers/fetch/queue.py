@@ -93,7 +93,8 @@ class Queue:
         # Who waits for a process takes no core, and no cache, from anybody.
         self._waits = waits
         self._tickets, self._bound, self._stats, self._names = tickets, bound, stats, names
-        self._users, self._num_threads, self._epochs = users, num_threads, epochs
+        self._users, self._epochs = users, epochs
+        self._num_threads = max(1, num_threads)  # without threads the user's makes the calls
         self._timeout_s, self._stack_of = timeout_s, stack_of
         self._lock = threading.RLock()
         # What came and was not collected; and how many calls the merge has that it cannot use yet.
@@ -320,11 +321,7 @@ class Queue:
         the stream is over.
         """
         with self._lock:
-            self._num_held, self._wanted = num_held, wanted
-            if wanted is not None:
-                share = self._bound.max_rows // len(self._stats.partitions)
-                ahead = 1 + max(1, share // max(1, self._bound.call_rows))
-                self._tickets.come_to(*wanted, ahead)
+            self._want(wanted, num_held)
             if self._came:
                 # Chunks without rows may come for ever.
                 if self._hungry_since is not None:
@@ -338,6 +335,26 @@ class Queue:
             found, self._came, self._num_came, self._came_bytes = self._came, [], 0, 0
             self._wake_fetcher()
             return found
+
+    def _want(self, wanted: tuple[int, int] | None, num_held: int) -> None:
+        self._num_held, self._wanted = num_held, wanted
+        if wanted is not None:
+            share = self._bound.max_rows // len(self._stats.partitions)
+            ahead = 1 + max(1, share // max(1, self._bound.call_rows))
+            self._tickets.come_to(*wanted, ahead)
+
+    def has_come(self, wanted: tuple[int, int] | None, num_held: int) -> bool:
+        """For who makes the calls and collects, in one thread: whether `collect` would not wait.
+        Otherwise the next call drawn is for what is wanted. Raises `FetchTimeout`, as `collect`."""
+        with self._lock:
+            self._is_awaited, self._is_there = not (self._came or self.closed), False
+            if self._is_awaited:
+                self._want(wanted, num_held)
+                now = time.monotonic()
+                if self._hungry_since is None:
+                    self._hungry_since = now
+                self._check(now)
+            return not self._is_awaited
 
     def wait_for_calls(self, epoch: int) -> None:
         """Wait until all calls of an epoch have returned; raises what `collect` raises."""

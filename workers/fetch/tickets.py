@@ -111,7 +111,7 @@ class Tickets(ABC):
         """The epoch whose calls are made."""
         self.running: set[Ticket] = set()
         """The tickets that threads have."""
-        self._num_threads = num_threads
+        self._num_threads = max(1, num_threads)
         # Those that are put off, the first that is due first.
         self._put_off: list[tuple[float, int, int, Ticket]] = []
 

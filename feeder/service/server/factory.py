@@ -108,7 +108,10 @@ class FeedFactory:
         config = streams[0].config
         num = len(config.devices) if self._queues is None else self._queues
         config = deal_to(config, tuple(f"queue:{i}" for i in range(num)))
-        return run_on(config, self._executor)
+        config = run_on(config, self._executor)
+        # Here no user waits who could make batches (`num_threads=0`).
+        run = config.run._replace(num_threads=max(1, config.run.num_threads))
+        return config._replace(run=run)
 
     def begin_at(self, position: Snapshot | bytes | None, skip: int = 0) -> None:
         """Let consumers without a position begin so many rounds after it, or after the start of the
