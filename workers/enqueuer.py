@@ -277,6 +277,8 @@ class Enqueuer:
         """Make batches until the end of the stream. Who drives it, a thread of its own or the
         user's, may stop at each yield: True comes before it waits for chunks, False once a batch is
         in its queue, if the run has no threads."""
+        if self._is_inline:
+            self._start.call_apart(self._queue)
         # In this thread and not in the constructor: it may have to call the fetch function again.
         leftover = self._start.leftover_chunks(self._assembler.schema, self._queue)
         if leftover is not None:

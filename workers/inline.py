@@ -1,12 +1,12 @@
 """The caller drives: calls and batches are made in the thread that asks for a batch.
 
-The same fetcher, queue and enqueuer as with threads, and so the same batches, but nothing runs while
-nobody asks and nothing is read ahead: for functions that only their own thread may call, for a
-debugger, and for rows so cheap that to hand them over costs more than to make them.
+The same fetcher, queue and enqueuer as with threads, and so the same batches, but nothing runs
+while nobody asks, and nothing is read ahead. That is for functions that only their own thread may
+call, and for a debugger.
 
 An interrupt may come between any two instructions of this work, which is built for threads that
-nobody interrupts. So such a stream is not gone on with; its position, which is that of the last batch
-that the user has, is as exact as ever.
+nobody interrupts. So such a stream is not gone on with; its position, which is that of the last
+batch that the user has, is as exact as ever.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from feeder.workers.enqueuer import Enqueuer, RoundRobinRouter, fail
 from feeder.workers.errors import FeedError
 from feeder.workers.fetch.bound import Bound
 from feeder.workers.fetch.fetcher import Fetcher
-from feeder.workers.fetch.queue import Queue
-from feeder.workers.fetch.resuming import StreamStart
 
 
 class Inline:
     """Drives one stream. Owner: the thread that is inside `next` of its only device."""
 
     def __init__(
-        self, name: str, batch_size: int, begin: StreamStart, bound: Bound, queue: Queue,
-        fetcher: Fetcher, enqueuer: Enqueuer, router: RoundRobinRouter,
+        self, name: str, batch_size: int, bound: Bound, fetcher: Fetcher, enqueuer: Enqueuer,
+        router: RoundRobinRouter,
     ) -> None:  # fmt: skip
         self._name, self._batch_size, self._bound = name, batch_size, bound
         self._fetcher, self._enqueuer, self._router = fetcher, enqueuer, router
-        self._steps = self._make(begin, queue)
+        self._steps = self._make()
         self._is_inside = False
 
     def advance(self) -> None:
@@ -49,8 +47,7 @@ class Inline:
             fail(self._router, error)
         self._is_inside = False
 
-    def _make(self, begin: StreamStart, queue: Queue) -> Iterator[None]:
-        begin.call_apart(queue)
+    def _make(self) -> Iterator[None]:
         for needs_chunks in self._enqueuer.steps():
             if not needs_chunks:
                 yield

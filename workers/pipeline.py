@@ -147,8 +147,7 @@ class Pipeline:
         self._inline: Inline | None = None
         if not run.num_threads:
             self._inline = Inline(
-                name, spec.batch_size, begin, self.bound, self.queue, self._fetcher,
-                self._enqueuer, self._router,
+                name, spec.batch_size, self.bound, self._fetcher, self._enqueuer, self._router
             )  # fmt: skip
 
     def _make_places(self, slots: Slots, cut: Cut, turns: Turns) -> Placement | None:
@@ -245,11 +244,10 @@ class Pipeline:
     @property
     def is_orphaned(self) -> bool:
         """Whether the thread that makes batches has ended without a word. Any thread may ask, after
-        the start."""
+        the start of a run with threads."""
         # CPython 3.11 ends a thread that begins while another is given a tracer, as by coverage. In
         # this order: the thread says that it is done before it ends.
-        is_made = self._inline is not None or self._maker.is_alive()
-        return not (is_made or self._router.is_over or self.queue.closed)
+        return not (self._maker.is_alive() or self._router.is_over or self.queue.closed)
 
     def advance(self) -> None:
         """Do some of the work for the next batch in this thread, which waits for it. For a run

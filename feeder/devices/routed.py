@@ -78,9 +78,9 @@ class RoutedSlots:
 class Devices:
     """The device queues of one stream. GPUs copy in threads of their own.
 
-    `capacity` bounds each host queue, `advance` makes its batches if no thread does, `depth` the slots of each GPU (0: by the batches' size). A
-    user who waits calls `describe_wait` every `look_s` seconds at the latest. Raises `ConfigError`
-    where a GPU cannot be had.
+    `capacity` bounds each host queue, `depth` the slots of each GPU (0: by the batches' size). A
+    user who waits calls `describe_wait` every `look_s` seconds at the latest, or makes the batches
+    by `advance` if no thread does. Raises `ConfigError` where a GPU cannot be had.
 
     The stream's owner makes, starts, closes and joins it; nothing is assigned after it was made.
     """

@@ -19,7 +19,7 @@ ORIGINALS = [
 ]  # fmt: skip
 """The arguments of the original, in its order, without its net."""
 
-COUNTS = ["batch_size", "num_worker_threads", "max_buffered_batches", "num_threads", "epochs"]
+COUNTS = ["batch_size", "num_worker_threads", "max_buffered_batches", "epochs"]
 NO_COUNT = [0, -1, 2.0, "2", True, (5,), [5], np.array([3, 4]), np.array([3]), np.float64(2)]
 
 
@@ -61,6 +61,12 @@ def test_any_other_argument_is_pythons_error() -> None:
 @pytest.mark.parametrize("name", [*COUNTS, "max_buffered_bytes"])
 def test_a_count_is_a_whole_number_of_at_least_one(name: str, value: Any) -> None:
     assert refuse(**{name: value}) == f"{name} is {value!r}, expected a whole number >= 1"
+
+
+@pytest.mark.parametrize("value", NO_COUNT[1:], ids=repr)
+def test_there_may_be_no_thread(value: Any) -> None:
+    said = refuse(num_threads=value)
+    assert said == f"num_threads is {value!r}, expected a whole number >= 0"
 
 
 @pytest.mark.parametrize("name", ["batch_size", "num_worker_threads", "max_buffered_batches"])

@@ -77,10 +77,12 @@ def test_a_run_goes_on_in_the_middle_with_threads_or_without(fetch: Callable[[],
         assert head + tail == whole
 
 
-def test_rows_that_were_left_over_in_order_of_arrival_are_fetched_again_in_the_same_thread() -> None:
+def test_rows_left_over_in_order_of_arrival_are_fetched_again_in_the_same_thread() -> None:
     def run(resume: Any, num: int | None) -> list[feeder.Batch]:
         fetch = Noted()
-        with make(fetch, num_threads=0, order="arrival", resume=resume, batch_size=4) as coordinator:
+        with make(
+            fetch, num_threads=0, order="arrival", resume=resume, batch_size=4
+        ) as coordinator:
             batches = list(islice(coordinator["train"], num))
             assert set(fetch.threads) == {threading.get_ident()}
             return batches
