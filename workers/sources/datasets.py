@@ -1,4 +1,9 @@
-"""A function that makes one sample at a time, and datasets with `__getitem__`."""
+"""A function that makes one sample at a time, and datasets with `__getitem__`.
+
+The sample function is the user's, so nothing is known of it but that it takes a number. Samples are
+asked for in the order of the call and stacked at once; a data set that can give several together
+(`__getitems__`) is asked for a call's samples together.
+"""
 
 from __future__ import annotations
 

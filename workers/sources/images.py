@@ -1,4 +1,8 @@
-"""A folder of images, one folder inside it per class."""
+"""A folder of images, one folder inside it per class.
+
+The listing is the order: it is sorted by bytes, as directory entries come in any order, and it is
+taken once, so that a file that comes or goes later is named and does not shift the others.
+"""
 
 from __future__ import annotations
 

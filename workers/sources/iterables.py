@@ -1,4 +1,8 @@
-"""Stateful iterators: `state_dict` and `load_state_dict` say where they stand."""
+"""Stateful iterators: `state_dict` and `load_state_dict` say where they stand.
+
+An iterator cannot be asked for record n. So each worker is one iterator, whose own `state_dict` is
+the worker's cursor: a position holds it, and `seek` gives it back.
+"""
 
 from __future__ import annotations
 

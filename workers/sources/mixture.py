@@ -1,4 +1,10 @@
-"""`mix`: several sources by weights; which source and which of its records record n is."""
+"""`mix`: several sources by weights; which source and which of its records record n is.
+
+Which source record n comes from, and which of that source's records it is, follows from n: a
+mixture is blocks of fixed counts for each source, in an order drawn by key. A draw for each record
+would be simpler, but then only a walk from the start could tell how many records a source has given
+by record n, and a resume or a shard would have to make that walk.
+"""
 
 from __future__ import annotations
 

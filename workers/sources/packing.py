@@ -1,4 +1,9 @@
-"""`pack`: documents of tokens, several in a row, so that little of a row is padding."""
+"""`pack`: documents of tokens, several in a row, so that little of a row is padding.
+
+Documents are packed within windows of a fixed number of documents, so the rows of a window follow
+from the lengths in it alone: a resume, or another thread, packs one window and no other. A packing
+over the whole stream would pad less, and would have to be done again from the start to find row n.
+"""
 
 from __future__ import annotations
 

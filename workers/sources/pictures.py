@@ -1,4 +1,9 @@
-"""From image files to rows of one shape: decode, resize, crop, flip, and the user's own step."""
+"""From image files to rows of one shape: decode, resize, crop, flip, and the user's own step.
+
+One decoder does not do: simplejpeg is quick and reads JPEGs alone, Pillow reads all kinds. Their
+pixels may differ in the last bits, so which of them decodes is part of the fingerprint, and a
+position is not resumed with another.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Sources of files that hold many records one after the other: tar shards, TFRecord, JSON lines."""
+"""Sources of files that hold many records one after the other: tar shards, TFRecord, JSON lines.
+
+Such a file tells where record n lies only to who reads all before it. So each file is scanned once,
+when the source is made, and an index of places is kept; from then on every record is read by its
+number, and any order costs the same. The scanners also prove that the file is whole: one that ends
+early is named before training begins.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Sources of tables: Parquet and Arrow files, and datasets of Hugging Face's `datasets`."""
+"""Sources of tables: Parquet and Arrow files, and datasets of Hugging Face's `datasets`.
+
+A table file is compressed by groups of rows, and a row cannot be read without its group. So decoded
+groups are kept, a few of them and bounded in bytes: orders that stay near one place for a while
+read a group once, a full shuffle reads it again and again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The order options, which every source takes, and the order that they stand for."""
+"""The order options, which every source takes, and the order that they stand for.
+
+Options that users know from other libraries contradict each other in many pairs. They are checked
+together once, and become a plan that cannot be wrong; orders are made of plans alone.
+"""
 
 from __future__ import annotations
 

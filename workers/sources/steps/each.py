@@ -1,4 +1,9 @@
-"""Steps that look at one record at a time: `Mapped`, `Filtered`, `Zipped`."""
+"""Steps that look at one record at a time: `Mapped`, `Filtered`, `Zipped`.
+
+The functions are the user's, and draw by record (`rng`) or not at all, so that a record is made
+alike wherever and however often it is read. A record that a filter leaves out has no row, and keeps
+its number: how many rows an epoch has is not known before all of it was read.
+"""
 
 from __future__ import annotations
 

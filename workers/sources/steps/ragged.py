@@ -1,4 +1,8 @@
-"""Steps that make rows of different lengths into columns: `Padded`, `Offsets`, `Budgeted`."""
+"""Steps that make rows of different lengths into columns: `Padded`, `Offsets`, `Budgeted`.
+
+How long a column is follows from all rows of a call, and not from one record. So these steps make
+the columns themselves, and do not give samples to be stacked later.
+"""
 
 from __future__ import annotations
 

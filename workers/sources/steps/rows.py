@@ -1,4 +1,9 @@
-"""What all steps stand on: records sample by sample, in the order they were asked for."""
+"""What all steps stand on: records sample by sample, in the order they were asked for.
+
+A step is records made of records: it knows its parts by numbers, keeps nothing between two calls,
+and so can be read anywhere and by any thread. A record that is left out holds its place
+(`LEFT_OUT`) until the columns are made, as the numbers behind it would shift otherwise.
+"""
 
 from __future__ import annotations
 

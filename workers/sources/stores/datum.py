@@ -1,4 +1,9 @@
-"""Caffe's `Datum`: one image and its label, as they lie in an LMDB."""
+"""Caffe's `Datum`: one image and its label, as they lie in an LMDB.
+
+Records of one data set have nearly the same bytes before and behind their pixels. What was parsed
+once is known again by these bytes; a record that is not known is parsed field by field, and both
+ways give the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""LMDB folders as one list of values that any thread may read by index."""
+"""LMDB folders as one list of values that any thread may read by index.
+
+LMDB finds a value by its key, an order asks by number: so the keys are known in their order, by a
+rule if they are plain numbers, as most tools write them, and otherwise from a list. LMDB trusts the
+pages of a file, so that a damaged one may end the process: what can be checked without LMDB is
+checked before it opens the file.
+"""
 
 from __future__ import annotations
 

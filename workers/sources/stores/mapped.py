@@ -1,4 +1,8 @@
-"""Large records of a file that is mapped into memory, by where they lie."""
+"""Large records of a file that is mapped into memory, by where they lie.
+
+A large record is passed on as a view of the map, and what costs then is to find it. So what was
+found is kept as an address and a size, and records at equal distances become one array.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What sources read, and what is done about a record that is defective."""
+"""What sources read, and what is done about a record that is defective.
+
+Every store meets the same three troubles: a record that is defective for good, an error that may
+pass, and records that do not fit together. They are told apart here, once: an error that may pass
+is retried and never skipped, since a skip changes the stream.
+"""
 
 from __future__ import annotations
 
