@@ -129,12 +129,25 @@ class CallLost(Exception):
 
 
 def in_words(error: BaseException) -> str:
-    """The class and the text of an exception."""
+    """The class and the text of an exception, cut where the text is very long."""
     # A user's exception may have a `__str__` that raises: that must not hide the first error.
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {bounded(str(error))}"
     except Exception:
         return f"{type(error).__name__}, of which the text cannot be had"
+
+
+MOST_TEXT = 20_000
+"""Characters of a text in an error. One that held its rows came with 200 MB, in each log line."""
+
+
+def bounded(text: str) -> str:
+    """A text without its middle if it is very long: its beginning says what was wrong, the end of a
+    traceback where."""
+    if len(text) <= MOST_TEXT:
+        return text
+    half = MOST_TEXT // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
 
 
 @public("feeder")

@@ -213,7 +213,8 @@ def _from_environment(keys: Mapping[str, Parameter], variables: Variables, prefi
 
 
 def show(settings: Settings) -> Iterator[str]:
-    """The lines of a TOML file that says the same, with a comment on each."""
+    """The lines of a TOML file that says the same, with a comment on each. What opens doors is
+    masked: the file is for logs and tickets."""
     tables = {"server": settings.server, "checkpoint": settings.checkpoint}
     tables |= {f"feeds.{_key(name)}": table for name, table in settings.feeds.items()}
     written = [(name, table) for name, table in tables.items() if table]
@@ -231,8 +232,34 @@ def _show(table: Table) -> Iterator[str]:
     }
     for key, (value, origin) in lines.items():
         is_unset = value is None and origin == DEFAULT
-        text = f"# {key} is not set" if is_unset else f"{key} = {_value(value)}"
+        text = f"# {key} is not set" if is_unset else f"{key} = {_value(_masked(key, value))}"
         yield f"{text:<44}  # {origin}"
+
+
+_SECRET = re.compile(
+    r"passw|secret|token$|credential|signature|private|sas$|access_?key|api_?key", re.IGNORECASE
+)
+_IN_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)|(?<=[?&])[^=&#\s]+=[^&#\s]*")
+"""A user with a password, and each parameter: a signed URL is as good as a key."""
+_MASK = "***"
+
+
+def _masked(key: str, value: Any) -> Any:
+    match value:
+        case str() if _SECRET.search(key):
+            return _MASK
+        case str() if "://" in value:
+            return _IN_URL.sub(_hidden, value)
+        case dict():
+            return {name: _masked(name, one) for name, one in value.items()}
+        case list() | tuple():
+            return [_masked(key, one) for one in value]
+    return value
+
+
+def _hidden(found: re.Match[str]) -> str:
+    name, is_parameter, _ = found[0].partition("=")
+    return f"{name}={_MASK}" if is_parameter else _MASK
 
 
 def _key(name: str) -> str:

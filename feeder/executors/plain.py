@@ -17,6 +17,10 @@ from typing import Any
 
 from feeder import errors
 from feeder.state import codec
+from feeder.workers.errors import bounded
+
+_MOST_BYTES = 1024 * 1024
+"""An exception that takes more is told by its words alone."""
 
 
 class CallError(Exception):
@@ -29,7 +33,7 @@ class CursorError(Exception):
 
 def write_error(error: BaseException) -> bytes:
     """An exception with the traceback that it has here, as a note."""
-    text = "".join(traceback.format_exception(error)).rstrip()
+    text = bounded("".join(traceback.format_exception(error)).rstrip())
     note = f"in process {os.getpid()}:\n{text}"
     if isinstance(error, MemoryError):
         error = MemoryError(*filter(None, [_text(error)]))  # NumPy's is made of a dtype.
@@ -41,7 +45,9 @@ def write_error(error: BaseException) -> bytes:
         made_by, args, *state = reduced
         if made_by is kind:
             _make(kind, args, state)
-            return codec.pack((*name, args, state, _in_words(error), note))
+            written = codec.pack((*name, args, state, _in_words(error), note))
+            if len(written) <= _MOST_BYTES:
+                return written
     return codec.pack((*name, None, [], _in_words(error), note))
 
 
@@ -102,6 +108,6 @@ def _in_words(error: BaseException) -> str:
 
 def _text(value: Any) -> str | None:
     try:
-        return str(value)
+        return bounded(str(value))
     except Exception:
         return None

@@ -19,6 +19,7 @@ from feeder.executors.lines import Line, unpacked
 from feeder.executors.processes import ProcessExecution
 from feeder.executors.wire import FULL, Made
 from feeder.state import codec
+from feeder.workers.errors import MOST_TEXT, in_words
 from feeds import assert_same, drain
 
 
@@ -153,3 +154,17 @@ def test_what_is_no_tuple_of_arrays_is_refused_by_an_actor_alone(
     monkeypatch.setattr(ProcessExecution, "is_far", True)
     with pytest.raises(feeder.FetchError, match=f"call 5: .*cannot be sent: it is {told}"):
         drain(fetch, executor=Processes(1))
+
+
+@pytest.mark.parametrize("size", [10_000, 5_000_000])
+def test_a_long_text_is_told_by_its_ends(size: int) -> None:
+    text = "begins" + "x" * size + "ends"
+    for error in (ValueError(text), Told(text, (1, "a")), KeyError(text.encode())):
+        written = plain.write_error(error)
+        assert len(written) < 1_200_000
+        said = repr(plain.read_error(written, imports=False))
+        assert "begins" in said
+        assert "ends" in said
+        words = in_words(error)
+        assert ("characters left out" in words) is (size > MOST_TEXT)
+        assert len(words) < MOST_TEXT + 100

@@ -226,8 +226,8 @@ class Server(Closing):
     def _listen(self) -> DescriptorListener:
         """The unix socket where consumers of this host fetch descriptors. It is named after the
         first address, which one server holds at a time, so a file that a killed server left is its
-        own."""
-        name = xxhash.xxh3_64_hexdigest(self.addresses[0].encode())
+        own. Containers may share the folder and not the network, and have the same port each."""
+        name = xxhash.xxh3_64_hexdigest(f"{self.addresses[0]} {_network()}".encode())
         remove_stale(private_file(f"{name}.arenas").parent)
         listener = DescriptorListener(str(private_file(f"{name}.arenas")))
         self._stack.callback(listener.close)
@@ -410,3 +410,8 @@ def serve(
         checkpoints=check_checkpoints(checkpoints), replicas=told["replicas"], skip=told["skip"],
         executor=executor,
     )  # fmt: skip
+
+
+def _network() -> int:
+    """The number of the network namespace of this process."""
+    return os.stat("/proc/self/ns/net").st_ino

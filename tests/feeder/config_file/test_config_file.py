@@ -275,6 +275,27 @@ def test_what_is_shown_says_the_same_as_what_was_read() -> None:
     assert tomllib.loads("\n".join(lines))["feeds"]["my feed"]["options"]["random_shuffle"] is True
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ('"s3://data/train"', '"s3://data/train"'),
+        ('"https://user:pass@host/train?list=1"', '"https://***@host/train?list=***"'),
+        (
+            '["https://host/a?X-Amz-Signature=0f&X-Amz-Date=1", "/data/b"]',
+            '["https://host/a?X-Amz-Signature=***&X-Amz-Date=***", "/data/b"]',
+        ),
+        (
+            '{ secret_access_key = "a", password = "b", token = "c", key = "e" }',
+            '{ secret_access_key = "***", password = "***", token = "***", key = "e" }',
+        ),
+    ],
+)
+def test_what_opens_doors_is_masked(given: str, told: str) -> None:
+    text = f'{FEED}source = "tokens"\noptions.path = {given}\noptions.sequence_length = 8\n'
+    (line,) = [line for line in show(read(text)) if line.startswith("options.path")]
+    assert line.partition("  #")[0].rstrip() == f"options.path = {told}"
+
+
 def advice(text: str, *, memory: int = 1000, cpus: int = 2) -> list[str]:
     coordinator = build_coordinator(read(FEED + 'fetch = "filed_feeds:fetch"\n' + text))
     return list(advise(coordinator, memory=memory, cpus=cpus))

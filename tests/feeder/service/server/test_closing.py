@@ -14,6 +14,7 @@ import pytest
 import feeder
 from conformance.served import TRANSPORTS, serving
 from feeder.service.server import run as served_feeds
+from feeder.service.server import serve
 from feeder.service.server.outbox import Outbox
 from feeder.service.server.run import ServedFeed
 from feeder.workers.fetch.threads import ThreadGroup
@@ -141,3 +142,16 @@ def test_of_several_reasons_why_nothing_more_comes_the_first_is_told() -> None:
         inbox.finish(first)
         inbox.finish(feeder.RemoteError("the second"))
         assert inbox.failure is first
+
+
+def test_servers_of_two_networks_that_share_a_folder_do_not_collide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(endless, "tcp") as server:
+        # In this network the port is the server's, and so is the socket for descriptors.
+        with pytest.raises(feeder.TransportError, match="Address already in use"):
+            server._listen()
+        monkeypatch.setattr(serve, "_network", lambda: 1)
+        server._listen()
+        with pytest.raises(feeder.TransportError, match="Address already in use"):
+            server._listen()
