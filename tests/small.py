@@ -6,7 +6,6 @@ Row ids are unique and never zero, so that a row that was lost, doubled or left 
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,15 +19,6 @@ WAIT_S = 10.0
 """How long a test waits for what has to happen; it never takes that long."""
 
 Arrays = tuple[NDArray[Any], ...]
-
-
-def wait_until(is_so: Callable[[], Any]) -> Any:
-    """Look at what no event tells until it is so, and return it. Fails after `WAIT_S`."""
-    pause, ends = threading.Event(), time.monotonic() + WAIT_S
-    while not (found := is_so()):
-        assert time.monotonic() < ends, "it has not come to be"
-        pause.wait(0.002)
-    return found
 
 
 def make(

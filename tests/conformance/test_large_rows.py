@@ -5,16 +5,17 @@ Small rows hide it: they are copied before anybody else gets to run.
 
 from __future__ import annotations
 
-import time
 import weakref
-from threading import Condition
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import pytest
 
 from feeder import Feed
+from feeder.workers.fetch.bound import Bound
 from feeds import running
+from watching import CallsOf
 
 pytestmark = pytest.mark.served  # as much work as feeds that are served
 
@@ -36,13 +37,12 @@ class Images:
         self.chunk_rows, self.chunks = chunk_rows, chunks
         self.calls = [0] * WORKERS
         self.ended = 0
-        self.called = Condition()
+        self.lock = Lock()
         self.dead: list[int] = []
         self.most_alive = 0
 
     def __call__(self, worker_id: int, batch_size: int) -> tuple[np.ndarray, ...]:
-        with self.called:
-            self.called.notify_all()
+        with self.lock:
             if self.calls[worker_id] == self.chunks:
                 self.ended += 1
                 raise StopIteration
@@ -54,14 +54,9 @@ class Images:
         weakref.finalize(images, self.dead.append, worker_id)
         return images, np.arange(self.chunk_rows)
 
-    def wait_until_full(self, feed: Feed, max_rows: int) -> None:
+    def wait_until_full(self, feed: Feed, calls: CallsOf, max_rows: int) -> None:
         """Wait until the bound is reached, or there is nothing left to fetch."""
-        deadline = time.monotonic() + WAIT_S
-        with self.called:
-            while count_rows(feed) < max_rows and self.ended < WORKERS:
-                # The rows are counted just after a call has returned, of which nothing tells.
-                self.called.wait(0.001)
-                assert time.monotonic() < deadline, feed.stats()
+        calls.wait_until(lambda: count_rows(feed) >= max_rows or self.ended == WORKERS)
 
 
 def count_rows(feed: Feed) -> int:
@@ -75,9 +70,10 @@ def count_rows(feed: Feed) -> int:
     "bound", ({"max_buffered_batches": 2}, {"max_buffered_bytes": 50_000_000}), ids=" ".join
 )
 def test_memory_is_bounded_whatever_the_size_of_the_chunks(
-    chunk_rows: int, bound: dict[str, int]
+    monkeypatch: pytest.MonkeyPatch, chunk_rows: int, bound: dict[str, int]
 ) -> None:
     fetch = Images(chunk_rows, 3 * 128 // chunk_rows)
+    calls = CallsOf(monkeypatch, (Bound, "add_chunks"), (Bound, "add"))
     most_bytes = bound.get("max_buffered_bytes", 2 * BATCH * ROW_BYTES)
     most_rows = -(-most_bytes // ROW_BYTES)
     # A worker hands over a chunk, or chunks until they make a batch.
@@ -89,7 +85,7 @@ def test_memory_is_bounded_whatever_the_size_of_the_chunks(
     }  # fmt: skip
     with running(fetch, **settings) as (_, feed):
         while True:
-            fetch.wait_until_full(feed, most_rows)
+            fetch.wait_until_full(feed, calls, most_rows)
             batch = next(feed, None)
             if batch is None:
                 break

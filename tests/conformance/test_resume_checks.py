@@ -6,6 +6,7 @@ A fetch function that is not pure is then found out also where every chunk ends 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import feeder
-from small import Calls, wait_until
+from small import WAIT_S, Calls
 
 NUM_ROWS = 8
 ROWS_PER_CALL = [8, 16, 2]
@@ -83,10 +84,12 @@ def test_nothing_is_compared_where_the_rows_may_have_changed_or_are_gone() -> No
         assert batch.cut.checked is None
     with make(Pure(8)) as coordinator:
         batch = next(coordinator["train"])
-        place = batch.place
+        place, is_gone = batch.place, threading.Event()
+        weakref.finalize(batch.place.batch(), is_gone.set)
         del batch
         # The thread that made it may be about to let go of it.
-        wait_until(lambda: place.cut().checked is None)
+        assert is_gone.wait(WAIT_S)
+        assert place.cut().checked is None
     with make(Pure(8), repeatable=False) as coordinator:
         batch = next(coordinator["train"])
         assert batch.cut.checked is None

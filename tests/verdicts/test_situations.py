@@ -20,7 +20,8 @@ import feeder
 from feeder.observe.figures import FeedFigures, Figures
 from feeder.observe.verdict import Verdict, judge
 from feeder.service.server import serve as server_module
-from small import wait_until
+from feeder.workers.stats import Stopwatch
+from watching import CallsOf
 
 pytestmark = pytest.mark.served
 
@@ -182,11 +183,14 @@ def nightly_but(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", nightly_but("slow fetch"))
-def test_a_feed_of_this_process(name: str) -> None:
+def test_a_feed_of_this_process(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     one = SITUATIONS[name]
-    with training(one.make(), *one.steps_s) as read:
+    calls = CallsOf(monkeypatch, (Stopwatch, "start"))
+    coordinator = one.make()
+    with training(coordinator, *one.steps_s) as read:
         if one.kind == "stalled-queue":
-            wait_until(lambda: only(read()).queues[0].wait_s > 0.1)
+            queue = coordinator["train"].streams[0].queues[0]
+            calls.wait_until(lambda: queue.waited_since is not None)
         verdict = look_for(one.kind, read)
     assert verdict.kind == one.kind
     assert re.search(one.says, f"{verdict.why}; {verdict.advice}"), verdict

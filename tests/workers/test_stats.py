@@ -12,8 +12,10 @@ import pytest
 
 import feeder
 from feeder.observe.figures import FeedFigures
+from feeder.workers.fetch.threads import Wakes
 from feeder.workers.stats import Stopwatch
-from small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make, wait_until
+from small import WAIT_S, Aside, Counted, Held, Pure, Seekable, ids, make
+from watching import CallsOf, Clock
 
 
 def only(coordinator: feeder.Coordinator) -> FeedFigures:
@@ -158,39 +160,51 @@ def test_an_error_that_ends_the_feed_is_told() -> None:
 # ---- waits
 
 
-def test_a_wait_under_way_is_counted() -> None:
+def test_a_wait_under_way_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = Clock(monkeypatch), CallsOf(monkeypatch, (Stopwatch, "start"))
     fetch = Held()
     with make(fetch, num_worker_threads=1) as coordinator:
         taking = Aside(lambda: list(coordinator["train"]))
         assert fetch.entered.wait(WAIT_S)
+        stream = coordinator["train"].streams[0]
+        stats = stream.pipeline.stats
+        watches = [stream.queues[0].starved, stats.chunks, stats.partitions[0]]
+        calls.wait_until(lambda: all(watch.since is not None for watch in watches))
         before = only(coordinator)
-        # Of the trainer, the enqueuer, a worker and its call.
-        for wait_s in (
-            lambda feed: feed.queues[0].wait_s,
-            lambda feed: feed.chunks_wait_s,
-            lambda feed: feed.workers[0].wait_s,
-            lambda feed: feed.workers[0].fetch_s,
-        ):
-            wait_until(lambda wait_s=wait_s: wait_s(only(coordinator)) >= wait_s(before) + 0.02)
+        clock.set_ahead(5.0)
         after = only(coordinator)
         fetch.release()
         taking.result()
-    assert after.workers[0].running_s >= 0.02
+    # Of the trainer, the enqueuer, a worker and its call.
+    for wait_s in (
+        lambda feed: feed.queues[0].wait_s,
+        lambda feed: feed.chunks_wait_s,
+        lambda feed: feed.workers[0].wait_s,
+        lambda feed: feed.workers[0].fetch_s,
+    ):
+        assert wait_s(after) >= wait_s(before) + 5.0
+    assert after.workers[0].running_s >= 5.0
     assert after.room_wait_s == 0.0
 
 
-def test_a_feed_that_waits_for_its_trainer_says_so() -> None:
+def test_a_feed_that_waits_for_its_trainer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = Clock(monkeypatch), CallsOf(monkeypatch, (Wakes, "wait"), (Stopwatch, "start"))
+
     def fetch(call: feeder.Call) -> Any:
         return (np.zeros((4, 2**17), np.uint8),)
 
     with make(fetch, ["x"], max_buffered_batches=2, epochs=None) as coordinator:
         next(coordinator["train"])
-        before = once_it_waits_for_room(coordinator)
-        wait_until(lambda: only(coordinator).room_wait_s >= before.room_wait_s + 0.02)
+        stream = coordinator["train"].streams[0]
+        queue, room = stream.pipeline.queue, stream.pipeline.stats.room
+        calls.wait_until(lambda: room.since is not None and not (queue._calling or queue._has_room))
+        before = only(coordinator)
+        clock.set_ahead(5.0)
         after = only(coordinator)
-    assert after.idle_s > before.idle_s, "fetchers wait too"
+    assert after.room_wait_s >= before.room_wait_s + 5.0
+    assert after.idle_s >= before.idle_s + 5.0, "fetchers wait too"
     assert after.queues[0].wait_s == before.queues[0].wait_s
-    assert after.workers[0].fetch_s - before.workers[0].fetch_s < 0.02, "no back-pressure in it"
+    assert after.workers[0].fetch_s == before.workers[0].fetch_s, "no back-pressure in it"
     assert after.buffered_rows >= after.limit_rows == 8
 
 
@@ -253,31 +267,20 @@ def test_what_lies_beyond_the_end_of_an_epoch_is_counted_out(
         assert feed.stats()["buffered_bytes"] in (0, 4 * 800)
 
 
-def once_it_waits_for_room(coordinator: feeder.Coordinator) -> FeedFigures:
-    last = only(coordinator)
-
-    def waits() -> bool:
-        nonlocal last
-        before, last = last, only(coordinator)
-        calls = [[worker.calls for worker in feed.workers] for feed in (before, last)]
-        is_idle = not any(worker.running_s for worker in last.workers)
-        return is_idle and calls[0] == calls[1] and last.room_wait_s > before.room_wait_s
-
-    wait_until(waits)
-    return last
-
-
 # ---- the position
 
 
-def test_the_age_of_the_position_is_that_of_the_last_question() -> None:
+def test_the_age_of_the_position_is_that_of_the_last_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
     with make(Pure()) as coordinator:
         feed = coordinator["train"]
         for ask in (feed.state_dict, coordinator.snapshot, coordinator.state_dict):
-            threading.Event().wait(0.01)
             old = asked_at(coordinator)
+            clock.set_ahead(5.0)
             ask()
-            assert asked_at(coordinator) > old
+            assert asked_at(coordinator) >= old + 4.9
 
 
 def asked_at(coordinator: feeder.Coordinator) -> float:

@@ -24,7 +24,7 @@ from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
 from lineage import WAIT_S, ends_of, shared_memory
 from project import ROOT, TESTS
-from small import wait_until
+from watching import CallsOf
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.process]
 
@@ -198,6 +198,7 @@ def test_one_that_ends_each_process_is_named(
 def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "_EVERY_S", 0.3)
     monkeypatch.setattr(ledger, "_PATIENCE", 2)
+    calls = CallsOf(monkeypatch, (Pool, "retire"), (Pool, "_remove"))
     settings: dict[str, Any] = {
         "epochs": 1, "timeout": TIMEOUT_S, "input_blob_names": ["x"], "max_buffered_batches": 16
     }  # fmt: skip
@@ -208,7 +209,7 @@ def test_a_feed_takes_as_many_as_its_trainer_needs(monkeypatch: pytest.MonkeyPat
             got.append(note(batch))
             if len(pool.pids()) > 1:
                 # The trainer takes no more, for which one actor is enough.
-                wait_until(lambda: len(pool.pids()) == 1)
+                calls.wait_until(lambda: len(pool.pids()) == 1)
                 break
     assert len(got) < 4000, "a trainer that does nothing else needs more than one"
     assert_same(got, drain(remote.many, most=len(got), **settings))

@@ -6,7 +6,7 @@ import gc
 import pickle  # noqa: TID251  (users may send batches through it)
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import product
 from typing import Any
 
@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, Aside, Held, Pure, ids, make, wait_until
+from feeder.service.server.group import ConsumerGroup
+from feeder.waking import OneShotEvent
+from small import WAIT_S, Aside, Held, Pure, ids, make
+from watching import CallsOf
 
 pytestmark = pytest.mark.served
 
@@ -118,7 +121,8 @@ def test_to_ask_for_the_last_waits_for_no_more_than_the_next_batch(stack: ExitSt
     assert second.last_of_epoch is True
 
 
-def test_a_batch_outlives_its_consumer(stack: ExitStack) -> None:
+def test_a_batch_outlives_its_consumer(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = CallsOf(monkeypatch, (ConsumerGroup, "leave"), (ConsumerGroup, "lose"))
     server = stack.enter_context(
         feeder.serve(lambda: make(Pure(NUM_CALLS, ROWS)), "tcp://127.0.0.1:0")
     )
@@ -126,13 +130,10 @@ def test_a_batch_outlives_its_consumer(stack: ExitStack) -> None:
     gc.collect()
     with pytest.raises(feeder.ClosedError, match="reader of epoch 0 is gone"):
         _ = batch.last_of_epoch
-    # The queue is given back, though the batch is kept; the server hears it on another connection.
-
-    def first() -> Any:
-        with suppress(feeder.LeaseLost), feeder.connect(server.addresses[0]) as other:
-            return next(other)
-
-    assert wait_until(first).index == 0
+    # The queue is given back, though the batch is kept.
+    calls.wait_until(lambda: server._groups["train"].leases == [None])
+    with feeder.connect(server.addresses[0]) as other:
+        assert next(other).index == 0
 
 
 # ---- one batch
@@ -208,15 +209,18 @@ def test_a_loop_over_what_was_read_to_the_end_raises(
 
 
 @all_readers
-def test_a_second_thread_in_next_raises_and_loses_nothing(stack: ExitStack, read: Open) -> None:
+def test_a_second_thread_in_next_raises_and_loses_nothing(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, read: Open
+) -> None:
     fetch = Held(chunks_before=1)
     settings = {"num_worker_threads": 1, "last_batch": "keep"}
     feed = read(stack, fetch, settings)
     stack.callback(fetch.release)
     first = next(feed)
     assert fetch.entered.wait(WAIT_S)
+    calls = CallsOf(monkeypatch, (OneShotEvent, "wait"))
     waiting = Aside(lambda: list(feed))
-    wait_until(lambda: feed_is_read(feed))
+    calls.wait_until(lambda: feed_is_read(feed))
     for _ in range(3):
         with pytest.raises(feeder.FeedError, match="another thread is in it"):
             next(feed)

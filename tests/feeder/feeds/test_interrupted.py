@@ -24,8 +24,8 @@ from feeder.waking import OneShotEvent, Waker
 from feeder.workers.fetch.queue import Queue
 from feeder.workers.stream.position import LazyPosition
 from feeds import make
-from small import Calls, wait_until
-from watching import around
+from small import Calls
+from watching import CallsOf, around
 
 pytestmark = pytest.mark.served
 
@@ -196,14 +196,17 @@ def step_of(stream: Stream) -> int:
     return place.step
 
 
-def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
+def test_a_wait_that_was_interrupted_does_not_hold_up_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = CallsOf(monkeypatch, (OneShotEvent, "wait"))
     queue = HostQueue(4, lambda: "")
     # What is left of a wait that is interrupted as it begins.
     queue._events.append(OneShotEvent())
     got: list[Any] = []
     reader = threading.Thread(target=lambda: got.append(queue.get()))
     reader.start()
-    wait_until(lambda: queue._user_waits)
+    calls.wait_until(lambda: queue._user_waits)
     queue.put([SimpleNamespace(held_bytes=0, _is_copied=False)])
     reader.join(5.0)
     queue.close()
@@ -214,8 +217,11 @@ def test_a_wait_that_was_interrupted_does_not_hold_up_the_next() -> None:
 # A finaliser that is interrupted says so to nobody else.
 
 
-def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> None:
+def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     queue = HostQueue(1, lambda: "")
+    calls = CallsOf(monkeypatch, (queue._drained, "wait"))
     batch: Any = SimpleNamespace(held_bytes=0, _is_copied=False)
     queue.put([batch])
     # What is left where the one who wakes is interrupted as it does so.
@@ -224,7 +230,7 @@ def test_a_producer_that_was_to_be_woken_is_not_held_up_by_an_interrupt() -> Non
     queue._drained._waiters.append(stale)
     writer = threading.Thread(target=lambda: queue.put([batch]))
     writer.start()
-    wait_until(lambda: queue._enqueuer_waits)
+    calls.wait_until(lambda: queue._enqueuer_waits)
     queue.get()
     writer.join(5.0)
     is_stuck = writer.is_alive()

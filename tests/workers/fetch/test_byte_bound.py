@@ -11,7 +11,9 @@ import pytest
 
 import feeder
 from feeder import config
-from small import WAIT_S, Aside, make, wait_until
+from feeder.workers.fetch.threads import Wakes
+from small import WAIT_S, Aside, make
+from watching import CallsOf
 
 ROW_BYTES = 100_000
 
@@ -96,7 +98,7 @@ def test_bytes_are_bounded_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.parametrize(("num_threads", "bound"), [(1, 1), (1, 3), (3, 2)])
 @pytest.mark.parametrize("form", ["call", "worker"])
 def test_calls_are_ahead_by_the_bound_alone_however_small_the_rows_are(
-    num_threads: int, bound: int, form: str
+    monkeypatch: pytest.MonkeyPatch, num_threads: int, bound: int, form: str
 ) -> None:
     """What a policy that learns has not used yet is old."""
     made: list[None] = []
@@ -109,13 +111,14 @@ def test_calls_are_ahead_by_the_bound_alone_however_small_the_rows_are(
         return of_call(feeder.Call(0, 0, worker_id, batch_size, 0))
 
     fetch = of_call if form == "call" else of_worker
+    calls = CallsOf(monkeypatch, (Wakes, "wait"))
     with make(fetch, ["x"], 4, num_worker_threads=num_threads, num_threads=num_threads,
               epochs=None, max_buffered_batches=bound) as coordinator:  # fmt: skip
         feed = coordinator["train"]
         for _ in range(10):
             next(feed)
-        waited = feed.stats()["fetchers_wait_s"]
-        wait_until(lambda: feed.stats()["fetchers_wait_s"] > waited + 0.02 * num_threads)
+        queue = feed.streams[0].pipeline.queue
+        calls.wait_until(lambda: queue._num_idle == num_threads)
         # What calls under way give comes on top.
         assert len(made) <= 10 + bound + num_threads
 

@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 import feeder
+from feeder.devices.host import HostQueue
 from feeder.workers.fetch.queue import Queue
 from feeder.workers.fetch.tickets import Ticket
-from small import WAIT_S, Pure, chunk, ids, make, wait_until
+from feeder.workers.stats import FetchStats
+from small import WAIT_S, Pure, chunk, ids, make
+from watching import CallsOf, Clock, around
 
 pytestmark = pytest.mark.served
 
@@ -194,29 +197,39 @@ def test_the_call_that_a_resume_makes_again_has_its_retries(retries: int) -> Non
     assert stats["fetch_errors"] == min(retries + 1, 2)
 
 
-def test_a_call_that_returned_while_nobody_waited_is_not_late() -> None:
-    go_on = threading.Event()
+def test_a_call_that_returned_while_nobody_waited_is_not_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, calls = Clock(monkeypatch), CallsOf(monkeypatch, (HostQueue, "put"))
+    is_taken, is_looked_at = threading.Event(), threading.Event()
+    around(monkeypatch, Queue, "_check", after=lambda *_: is_looked_at.set())
 
     def fetch(call: feeder.Call) -> Any:
         if call.index == 1:
-            go_on.wait(1.5)
+            assert is_taken.wait(WAIT_S)
+            clock.set_ahead(1.5)
+            is_looked_at.clear()
+            assert is_looked_at.wait(WAIT_S)
         return [np.full(4, call.index)]
 
     with make(fetch, ["x"], 4, timeout=1.0, num_worker_threads=1) as coordinator:
         feed = coordinator["train"]
-        wait_until(lambda: feed.stats()["queued_batches"])
+        calls.wait_until(lambda: feed.stats()["queued_batches"])
         assert next(feed)["x"][0] == 0
-        wait_until(lambda: feed.stats()["fetch_calls"] >= 2)
+        is_taken.set()
+        calls.wait_until(lambda: feed.stats()["queued_batches"])
         assert next(feed)["x"][0] == 1
 
 
-def test_a_timeout_amid_retries_names_what_was_raised() -> None:
+def test_a_timeout_amid_retries_names_what_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = CallsOf(monkeypatch, (FetchStats, "fail"))
+
     def fetch(call: feeder.Call) -> Any:
         raise OSError("the disk is gone")
 
     with make(fetch, ["x"], 4, timeout=0.3, retries=9, retry_backoff_s=0.2) as coordinator:
         feed = coordinator["train"]
-        wait_until(lambda: feed.stats()["fetch_errors"])
+        calls.wait_until(lambda: feed.stats()["fetch_errors"])
         with pytest.raises(feeder.FetchTimeout, match="raised OSError: the disk is gone") as got:
             next(feed)
         assert isinstance(got.value.__cause__, OSError)

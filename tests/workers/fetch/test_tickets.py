@@ -16,7 +16,8 @@ from feeder.workers.stats import StreamStats
 from feeder.workers.stream.merge import End
 from feeder.workers.stream.position import Partitions, Position
 from feeder.workers.stream.spec import CallNames, StreamSpec
-from small import WAIT_S, wait_until
+from small import WAIT_S
+from watching import CallsOf
 
 EPOCHS, THREADS = 3, 3
 
@@ -393,8 +394,11 @@ def test_of_threads_that_make_one_call_each_the_rows_come_on_top() -> None:
     assert bound.has_room(3, 3) and not bound.has_room(2, 3)
 
 
-def test_who_has_waited_is_given_as_many_calls_as_it_asked_for() -> None:
+def test_who_has_waited_is_given_as_many_calls_as_it_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     queue, drawn = make_queue(1, max_rows=80), list[Ticket]()
+    calls = CallsOf(monkeypatch, (queue._wakes, "wait"))
     queue.queue(0, 1)
 
     def fetch() -> None:
@@ -403,7 +407,7 @@ def test_who_has_waited_is_given_as_many_calls_as_it_asked_for() -> None:
 
     thread = threading.Thread(target=fetch)
     thread.start()
-    wait_until(lambda: queue._num_idle == 1)
+    calls.wait_until(lambda: queue._num_idle == 1)
     queue.hand_out(0, Held(1, 80, 640, 0))
     thread.join(WAIT_S)
     assert [(one.first, one.stop) for one in drawn] == [(8, 16)]

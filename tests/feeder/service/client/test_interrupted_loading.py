@@ -16,10 +16,13 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
+from feeder.devices.host import HostQueue
 from feeder.service.client.inbox import Inbox, Loading
 from feeder.service.client.io_loop import ClientLoop
-from small import WAIT_S, Aside, Pure, make, wait_until
-from watching import around
+from feeder.service.server.group import ConsumerGroup
+from feeder.waking import OneShotEvent
+from small import WAIT_S, Aside, Pure, make
+from watching import CallsOf, around
 
 pytestmark = pytest.mark.served
 
@@ -63,12 +66,14 @@ def _held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 @pytest.mark.parametrize("has_batches", [False, True])
 @pytest.mark.parametrize("had_taken", [False, True])
 def test_what_was_loaded_comes_and_is_told(
-    _held_up: Callable[[], None], state: dict[str, bytes], has_batches: bool, had_taken: bool
-) -> None:
+    _held_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch, state: dict[str, bytes],
+    has_batches: bool, had_taken: bool,
+) -> None:  # fmt: skip
+    calls = CallsOf(monkeypatch, (HostQueue, "put"))
     num_queues = 1 if has_batches or had_taken else 2
     with serving(factory, queues=num_queues) as server, reading(server, queue=0) as consumer:
         if has_batches:
-            wait_until(lambda: consumer.snapshot() and consumer.stats()["prefetched_batches"])
+            calls.wait_until(lambda: consumer.stats()["prefetched_batches"])
         if had_taken:
             consumer._refill()  # As by a `next` that was interrupted.
         with pytest.raises(Interrupt):
@@ -142,12 +147,13 @@ def test_interrupts_at_any_moment_hang_nothing(interrupted: Any, state: dict[str
 
 
 def test_another_thread_that_waits_for_a_batch_is_told_that_a_state_was_loaded(
-    state: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch, state: dict[str, bytes]
 ) -> None:
     """It waited at a queue that nothing came to any more, also after `close`."""
     with serving(factory, queues=2) as server, reading(server, queue=0) as consumer:
+        calls = CallsOf(monkeypatch, (OneShotEvent, "wait"))
         waits = Aside(lambda: next(consumer))
-        wait_until(lambda: consumer._inbox.batches.waited_since is not None)
+        calls.wait_until(lambda: consumer._inbox.batches.waited_since is not None)
         consumer.load_state_dict(state)
         with pytest.raises(feeder.ClosedError, match="another thread has loaded a state"):
             waits.result()
@@ -161,6 +167,7 @@ def test_a_close_that_is_interrupted_leaves_nothing_when_the_consumer_is_forgott
     def interrupt(consumer: feeder.Consumer) -> None:
         raise Interrupt
 
+    calls = CallsOf(monkeypatch, (ConsumerGroup, "leave"), (ConsumerGroup, "lose"))
     with serving(factory) as server:
         consumer = feeder.connect(server.addresses[0])
         with monkeypatch.context() as patch:
@@ -169,13 +176,10 @@ def test_a_close_that_is_interrupted_leaves_nothing_when_the_consumer_is_forgott
                 consumer.close()
         del consumer
         gc.collect()
-
-        def first() -> Any:
-            with suppress(feeder.LeaseLost), reading(server) as again:
-                return next(again)
-
         # Else the queue is held for as long as this process lives.
-        assert wait_until(first).step == 0
+        calls.wait_until(lambda: server._groups["train"].leases == [None])
+        with reading(server) as again:
+            assert next(again).step == 0
 
 
 def test_a_snapshot_is_of_what_is_being_loaded(state: dict[str, bytes]) -> None:

@@ -18,7 +18,8 @@ from conformance.served import reading, serving
 from feeder.service.net import connection as connection_module
 from feeder.service.net.addresses import Address
 from feeder.service.net.keys import make_keys
-from small import WAIT_S, Aside, Pure, make, wait_until
+from small import WAIT_S, Aside, Pure, make
+from watching import CallsOf
 
 pytestmark = pytest.mark.served
 
@@ -155,10 +156,13 @@ def free_port() -> int:
     return port
 
 
-def test_a_consumer_that_is_connected_to_itself_waits_for_a_server(to_itself: list[str]) -> None:
+def test_a_consumer_that_is_connected_to_itself_waits_for_a_server(
+    to_itself: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = CallsOf(monkeypatch, (connection_module, "connect"))
     address = f"tcp://127.0.0.1:{free_port()}"
     waiting = Aside(lambda: feeder.connect(address, timeout=2 * WAIT_S))
-    wait_until(lambda: len(to_itself) >= 3)
+    calls.wait_until(lambda: len(to_itself) >= 3)
     # The port is free at once: nothing of those connections is left.
     with feeder.serve(lambda: make(Pure(5, rows=4)), address), waiting.result() as consumer:
         assert [batch.step for batch in consumer] == list(range(5))

@@ -19,9 +19,15 @@ from feeder.errors import (
 from feeder.observe.figures import FeedFigures
 from feeder.service.client.monitor import Monitor
 from feeder.service.protocol import messages as say
+from feeder.service.server import figures as figures_module
 from feeder.service.server import serve as server_module
+from feeder.service.server.delivery import Delivery
+from feeder.service.server.figures import Monitors
+from feeder.service.server.group import ConsumerGroup
+from feeder.workers.stats import FetchStats
 from peers import OPEN, peer_of
-from small import WAIT_S, Pure, make, wait_until
+from small import WAIT_S, Pure, make
+from watching import CallsOf
 
 pytestmark = pytest.mark.served
 
@@ -33,6 +39,15 @@ def a_slow_server_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_LOOK_S", 8.0)
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> CallsOf:
+    """Those that change what a monitor sees, which is shown at once."""
+    monkeypatch.setattr(figures_module, "_FRESH_S", 0.0)
+    return CallsOf(
+        monkeypatch, (ConsumerGroup, "use"), (Delivery, "send_end"), (FetchStats, "end_list")
+    )
+
+
 def factory(num_calls: int = 5) -> feeder.Coordinator:
     return make(Pure(num_calls, 4), coordinator=feeder.Coordinator())
 
@@ -42,18 +57,18 @@ def only(figures: Any) -> FeedFigures:
     return feed
 
 
-def seen(monitor: Monitor, is_so: Any) -> FeedFigures:
+def seen(calls: CallsOf, monitor: Monitor, is_so: Any) -> FeedFigures:
     """Return the feed once it is so."""
 
     def look() -> FeedFigures | None:
         feed = only(monitor.fetch())
         return feed if is_so(feed) else None
 
-    found: FeedFigures = wait_until(look)
+    found: FeedFigures = calls.wait_until(look)
     return found
 
 
-def test_a_monitor_sees_a_feed_from_its_start_to_its_end() -> None:
+def test_a_monitor_sees_a_feed_from_its_start_to_its_end(calls: CallsOf) -> None:
     with serving(factory) as server, Monitor(server.addresses[0]) as monitor:
         feed = only(monitor.fetch())
         assert (feed.name, feed.state, feed.missing) == ("train", "waiting", (0,))
@@ -61,6 +76,7 @@ def test_a_monitor_sees_a_feed_from_its_start_to_its_end() -> None:
         with reading(server) as consumer:
             next(consumer)
             feed = seen(
+                calls,
                 monitor,
                 lambda feed: (
                     feed.queues[0].batches == 1 and feed.queues[0].consumer.state == "ended"
@@ -77,17 +93,17 @@ def test_a_monitor_sees_a_feed_from_its_start_to_its_end() -> None:
             assert feed.service.arena_bytes > 0
             assert feed.batches == 5
             assert len(list(consumer)) == 4
-            feed = seen(monitor, lambda feed: feed.state == "ended")
+            feed = seen(calls, monitor, lambda feed: feed.state == "ended")
             assert feed.queues[0].batches == 5
 
 
-def test_counts_go_on_when_the_feed_is_begun_again() -> None:
+def test_counts_go_on_when_the_feed_is_begun_again(calls: CallsOf) -> None:
     with serving(factory) as server, Monitor(server.addresses[0]) as monitor:
         for taken in (5, 10):
             with reading(server) as consumer:
                 assert len(list(consumer)) == 5
-                seen(monitor, lambda feed, taken=taken: feed.queues[0].batches == taken)
-        feed = seen(monitor, lambda feed: sum(worker.calls for worker in feed.workers) >= 10)
+                seen(calls, monitor, lambda feed, taken=taken: feed.queues[0].batches == taken)
+        feed = seen(calls, monitor, lambda feed: sum(worker.calls for worker in feed.workers) >= 10)
         assert feed.batches == 10
 
 
@@ -170,11 +186,12 @@ def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
         gate.set()
 
 
-def test_peers_that_are_gone_are_forgotten() -> None:
+def test_peers_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = CallsOf(monkeypatch, (Monitors, "forget"))
     with serving(factory) as server:
         monitors = server._loop.monitors
         for _ in range(3):
             with peer_of(server.addresses[0]) as peer:
                 peer.say(LOOK)
                 peer.hear(say.Seen)
-        wait_until(lambda: not monitors._sessions)
+        calls.wait_until(lambda: not monitors._sessions)

@@ -31,13 +31,14 @@ from feeder import (
 from feeder.service.net.security import read_event
 from feeder.service.protocol import messages as say
 from feeder.service.server import io_loop as serving_module
+from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.outbox import Laggard
 from feeder.workers.stream import copying
 from feeds import Record, assert_same, expected, make, note
 from fetches import make_fetch
 from peers import OPEN, RawPeer, Stalled, peer_of, used
-from small import wait_until
+from watching import CallsOf, Clock
 
 pytestmark = pytest.mark.served
 
@@ -100,18 +101,19 @@ def test_who_died_before_it_was_read_holds_no_queue(
 def test_a_lease_that_was_renewed_in_time_outlives_a_stall_of_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    clock = Clock(monkeypatch)
     with serving(factory) as server, peer_of(server.addresses[0]) as peer:
         generation = peer.opens(feed="").generation
         stalled, group = Stalled(monkeypatch, server), server._groups["train"]
-        group.membership.lease_s = 0.3
+        calls = CallsOf(monkeypatch, (ConsumerGroup, "use"))
         for is_first in (True, False):
             peer.say(used(generation, 0))
             assert not is_first or stalled.entered.wait(WAIT_S)
         assert group.leases[0] is not None
         expires = group.leases[0].member.expires
-        wait_until(lambda: time.monotonic() >= expires)
+        clock.set_ahead(expires - time.monotonic())
         stalled.go_on.set()
-        wait_until(lambda: len(stalled.expired) == 2)
+        calls.wait_until(lambda: len(stalled.expired) == 2)
     assert stalled.expired == [0, 0]
 
 
