@@ -63,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     usual = "all" if parts.is_full else "some"
     settings.load_profile(config.getoption("hypothesis_profile", None) or usual)
     config.pluginmanager.register(parts.Parts(fast=config.getoption("fast")))
-    config.pluginmanager.register(costs.Costs(tells_slowest=parts.is_full))
+    full = parts.is_full
+    config.pluginmanager.register(costs.Costs(tells_slowest=full, bounds_cpu=not full))
 
 
 @pytest.hookimpl(optionalhook=True)

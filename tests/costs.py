@@ -2,7 +2,7 @@
 
 Each test has one mark of cost: its own or its file's, else that of its folder, else `unit`. The
 parts that `scripts/test` takes are those marks, so a test that starts an interpreter without saying
-so would make the fast part slow: it fails.
+so would make the fast part slow: it fails. So does a test of cost `unit` that computes for long.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ COSTS = ("unit", "served", "process", "adapters", "nightly")
 """The marks, which pyproject.toml explains."""
 FOLDERS = {"adapters": "adapters", "gpu": "process"}
 """The marks of what lies in these folders of the tests, if it has none of its own."""
+
+MOST_S, PROPERTY_MOST_S = 1.0, 4.0
+"""So much CPU a test of cost `unit` may use, and one that draws examples."""
+# Nothing fails by chance: 99 of 100 use less than 0.11 s, and the slowest 0.4 s and 1.1 s, beside
+# five busy processes on two cores (2026-11-28). Seconds of a clock say how busy the machine is.
 
 SLOWEST = 30
 COST, SECONDS = "cost", "seconds of CPU"
@@ -105,8 +110,9 @@ watch = Watch()
 class Costs:
     """pytest plugin: holds tests to their marks, and tells which take longest."""
 
-    def __init__(self, *, tells_slowest: bool) -> None:
-        self._tells_slowest = tells_slowest
+    def __init__(self, *, tells_slowest: bool, bounds_cpu: bool = True) -> None:
+        """`bounds_cpu`: tests draw no more examples than usual."""
+        self._tells_slowest, self._bounds_cpu = tells_slowest, bounds_cpu
         self._taken: dict[str, tuple[str, float, float]] = {}
         """Of each test its mark, its seconds, and its seconds of CPU, children included."""
 
@@ -116,12 +122,22 @@ class Costs:
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Iterator[None]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        began, num_modules = cpu_seconds(), len(sys.modules)
         yield
-        if problem := watch.take_problem():
-            pytest.fail(problem, pytrace=False)
+        used, is_first = cpu_seconds() - began, len(sys.modules) != num_modules
+        _check()
+        # To import a module costs the first test that needs it.
+        if self._bounds_cpu and cost_of(item) == "unit" and not is_first:
+            most = PROPERTY_MOST_S if is_property(item) else MOST_S
+            if used > most:
+                told = f"a test of cost `unit` used {used:.1f} s of CPU, more than {most:.0f} s"
+                pytest.fail(f"{told}: have it do less, or mark it `served`", pytrace=False)
 
-    pytest_runtest_teardown = pytest_runtest_call
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Iterator[None]:
+        yield
+        _check()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
@@ -145,6 +161,16 @@ class Costs:
             slowest = sorted(self._taken.items(), key=lambda one: -one[1][1])[:SLOWEST]
             for name, (cost, seconds, used) in slowest:
                 terminalreporter.write_line(f"{seconds:7.2f} {used:7.2f} {cost:8} {name}")
+
+
+def _check() -> None:
+    if problem := watch.take_problem():
+        pytest.fail(problem, pytrace=False)
+
+
+def is_property(item: pytest.Item) -> bool:
+    """Whether Hypothesis draws examples for a test."""
+    return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
 
 
 def cpu_seconds() -> float:

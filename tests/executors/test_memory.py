@@ -95,6 +95,7 @@ def answer(
         held[10 * number + i] = array, wanted[i]
 
 
+@pytest.mark.served  # as much work as feeds that are served
 def test_blocks_are_used_again() -> None:
     ends = Ends()
     for number in range(200):
@@ -152,6 +153,7 @@ def test_what_a_call_has_written_in_its_place_is_copied_only_if_it_is_kept(is_ke
     assert num_bytes == (2 if is_kept else 1) * ROWS * 2**18
 
 
+@pytest.mark.served  # likewise
 def test_many_arrays_of_one_answer_need_few_descriptors() -> None:
     ends = Ends()
     chunks = [filled(ends.writer.empty((1_100_000,), np.uint8), i) for i in range(300)]

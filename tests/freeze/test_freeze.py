@@ -48,6 +48,7 @@ def values(facts: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
         yield path
 
 
+@pytest.mark.served  # as much work as feeds that are served
 @pytest.mark.parametrize("name", FROZEN)
 def test_any_other_value_is_told_by_its_place(name: str) -> None:
     golden, other = json.loads(kept(name)), json.loads(kept(name))

@@ -57,6 +57,7 @@ def test_statements_are_left_out_and_conditions_turned() -> None:
     assert found == deleted | {(1, "4"), (1, "2"), (3, "(not a)"), (6, "a -= b")}
 
 
+@pytest.mark.served  # as much work as feeds that are served
 def test_a_mutant_of_every_module_compiles_and_is_another_program() -> None:
     for file in [*modules.CORE, *modules.ADAPTERS]:
         source = (ROOT / file).read_bytes()

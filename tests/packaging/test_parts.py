@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+import costs
 import parts
 from fetches import FORMS, PATTERNS
 from parts import some
@@ -28,7 +29,8 @@ def test_each_case_takes_each_value() -> None:
 
 
 COSTLY = """
-import os, subprocess, pytest, zmq
+import os, subprocess, sys, time, pytest, zmq
+from hypothesis import given, settings, strategies
 from multiprocessing import util
 
 def start(): subprocess.run(["true"], check=True)
@@ -36,6 +38,10 @@ def start(): subprocess.run(["true"], check=True)
 def ends(): yield; start()
 def connect():
     with zmq.Context() as context: context.socket(zmq.PUSH).close()
+def compute(seconds):
+    ends = time.process_time() + seconds
+    while time.process_time() < ends: pass
+def draws(test): return settings(max_examples=1)(given(strategies.none())(test))
 
 
 def test_rule(): pass
@@ -46,6 +52,16 @@ def test_unit_ends(ends): pass
 def test_unit_spawns(): os.waitpid(util.spawnv_passfds(b"/bin/true", ["true"], []), 0)
 def test_unit_makes():
     with zmq.Context() as context: zmq.Socket(context, zmq.PUSH).close()
+def test_unit_computes(): compute(0.06)
+def test_unit_imports():
+    sys.modules["imported"] = sys
+    compute(0.06)
+@draws
+def test_property(_): compute(0.06)
+@draws
+def test_property_computes(_): compute(0.6)
+@pytest.mark.served
+def test_served_computes(): compute(0.06)
 @pytest.mark.served
 def test_served_starts(): start()
 @pytest.mark.served
@@ -58,7 +74,11 @@ def test_campaign(): start()
 
 
 @pytest.mark.process
-def test_a_test_that_costs_more_than_its_mark_says_fails(pytester: pytest.Pytester) -> None:
+def test_a_test_that_costs_more_than_its_mark_says_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "MOST_S", 0.05)
+    monkeypatch.setattr(costs, "PROPERTY_MOST_S", 0.5)
     pytester.makeconftest(
         "import costs, parts\n"
         "def pytest_configure(config):\n"
@@ -68,7 +88,7 @@ def test_a_test_that_costs_more_than_its_mark_says_fails(pytester: pytest.Pytest
     )
     pytester.makepyfile(COSTLY)
     done = pytester.runpytest_inprocess("-p", "no:xdist")
-    done.assert_outcomes(passed=4, failed=6, errors=1, deselected=1)
+    done.assert_outcomes(passed=7, failed=8, errors=1, deselected=1)
     done.stdout.fnmatch_lines(
         [
             "a test of cost `unit` starts *'true'*: mark it `process`",
@@ -76,6 +96,8 @@ def test_a_test_that_costs_more_than_its_mark_says_fails(pytester: pytest.Pytest
             "a test of cost `unit` calls os.system: mark it `process`",
             "a test of cost `unit` calls multiprocessing.spawn: mark it `process`",
             "a test of cost `unit` makes a ZeroMQ socket: mark it `served`",
+            "*a test of cost `unit` used 0.? s of CPU, more than 0 s: have it do less, or *",
+            "*a test of cost `unit` used ?.? s of CPU, more than 0 s: have it do less, or *",
             "a test of cost `served` starts *'true'*: mark it `process`",
             "*the 30 slowest tests*",
             "*process *test_process_starts*",

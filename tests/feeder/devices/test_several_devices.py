@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import feeder
+from parts import examples
 from small import WAIT_S, Aside, Counted, Pure, chunk, ids, make
 from watching import says
 
@@ -175,7 +176,7 @@ def test_a_fetch_function_that_gives_nothing_is_logged_again_and_again(
 @pytest.mark.parametrize("ahead", [1, 5, 20])
 def test_one_thread_may_take_from_the_devices_in_any_order(ahead: int) -> None:
     """As far as the bound lets one device run ahead of the other."""
-    for _ in range(20):
+    for _ in range(examples(40)):
         with make(Pure(200, 4), devices=2, max_buffered_batches=2 * ahead + 2) as coordinator:
             feed = coordinator["train"]
             for step in range(0, 200 - 200 % (2 * ahead), 2 * ahead):

@@ -234,9 +234,10 @@ def caches() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.mark.parametrize(
-    "kind", ["tokens", "mds", "jsonl", "webdataset", "tfrecord", "parquet", "images"]
-)
+@pytest.mark.parametrize("kind", [
+    "tokens", "mds", "jsonl", "tfrecord", "parquet", "images",
+    pytest.param("webdataset", marks=pytest.mark.served),  # as much work as feeds that are served
+])  # fmt: skip
 def test_an_object_that_has_changed_is_named_at_a_resume_and_at_reading(
     changing: FarServer, tmp_path: Path, files: Path, kind: str, caches: ExitStack
 ) -> None:
