@@ -26,10 +26,10 @@ class ActorLegs(Legs):
 
     _run_on: ClassVar[dict[str, Any]] = {"on_actors": True}
 
-    def __init__(self, seed: int, cluster: Any) -> None:
+    def __init__(self, seed: int, cluster: Any, nodes_a_leg: int = _NODES_A_LEG) -> None:
         super().__init__(seed)
-        self._cluster = cluster
-        self._node = cluster.add_node(include_dashboard=False, **_NODE)
+        self._cluster, self._nodes_a_leg = cluster, nodes_a_leg
+        self._node = self._add_node() if nodes_a_leg else None
         self._left = 0
         self.num_nodes = 0
 
@@ -43,7 +43,7 @@ class ActorLegs(Legs):
         )
 
     def run_leg(self) -> None:
-        self._left = _NODES_A_LEG
+        self._left = self._nodes_a_leg
         super().run_leg()
 
     def _on_batch(self, num: int) -> None:
@@ -52,7 +52,10 @@ class ActorLegs(Legs):
             self._left -= 1
             self.num_nodes += 1
             self._cluster.remove_node(self._node, allow_graceful=False)
-            self._node = self._cluster.add_node(include_dashboard=False, **_NODE)
+            self._node = self._add_node()
+
+    def _add_node(self) -> Any:
+        return self._cluster.add_node(include_dashboard=False, **_NODE)
 
     def _check(self, trainer: Trainer, shared: set[str]) -> None:
         with ends_of(_actors()) as ends:

@@ -15,6 +15,8 @@ from typing import IO, Any
 import pytest
 
 import remote
+from chaos.actors import ActorLegs
+from chaos.executors import run_legs
 from executors.actors.test_streams import FORMS_AND_WAYS
 from feeder import FetchError, RayActors
 from feeder.executors import ledger
@@ -118,6 +120,18 @@ def test_a_node_dies_with_its_actors(cluster: Any) -> None:
     finally:
         if not is_struck:
             cluster.remove_node(node, allow_graceful=False)
+
+
+def test_the_campaign_kills_actors_and_drivers_and_finds_nothing(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A few of its kills on the cluster that is here, which keeps its nodes."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    legs = ActorLegs(2, cluster, nodes_a_leg=0)
+    status = run_legs(legs, 3)
+    assert (status, legs.num_trainers > 0, legs.num_processes > 0) == (0, True, True), (
+        capfd.readouterr().out
+    )
 
 
 def pause() -> None:
