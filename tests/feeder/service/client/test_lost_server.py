@@ -15,6 +15,7 @@ import zmq
 
 import feeder
 from conformance.served import reading, serving
+from feeder.service.client.inbox import Inbox
 from feeder.service.net import connection as connection_module
 from feeder.service.net.addresses import Address
 from feeder.service.net.keys import make_keys
@@ -110,8 +111,10 @@ def test_a_client_whom_no_address_takes_is_told_so(
 
 
 def test_before_its_first_batch_a_consumer_may_load_a_state_though_the_server_was_another(
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    calls = CallsOf(monkeypatch, (Inbox, "set_lease"))
+
     def two_queues() -> feeder.Coordinator:
         return make(Pure(400, rows=4), devices=2)
 
@@ -123,9 +126,7 @@ def test_before_its_first_batch_a_consumer_may_load_a_state_though_the_server_wa
         with feeder.serve(two_queues, address):
             left = stack.enter_context(feeder.connect(address, queue=0))
         stack.enter_context(feeder.serve(two_queues, address))
-        while not left.stats()["reconnects"]:
-            with contextlib.suppress(feeder.RemoteError):
-                left.snapshot()
+        calls.wait_until(lambda: left.stats()["reconnects"])
         right = stack.enter_context(feeder.connect(address, queue=1))
         for one in (right, left):
             one.load_state_dict(state)
