@@ -16,7 +16,7 @@ from feeder.errors import FeedError, StuckWorkerError
 from feeder.feeds.stream import Stream
 from feeder.state.snapshot import Snapshot
 from feeder.workers import forks
-from feeder.workers.fetch.threads import ThreadGroup
+from feeder.workers.fetch.threads import LAST
 
 logger = logging.getLogger("feeder")
 
@@ -69,15 +69,10 @@ def run_end(streams: list[Stream], saver: Saver | None) -> None:
         logger.error("%s", error)
 
 
-_ends = ThreadGroup()
-"""Those that end what was forgotten. The process's exit waits for them, too."""
-# Their streams' threads would run into a dying interpreter, which aborts inside a C++ library.
-
-
 def _end(streams: list[Stream], saver: Saver | None) -> None:
     # In a thread: a finaliser may be inside the garbage collector, in a thread that holds the very
     # locks that a stop takes.
-    _ends.start("feeder forgotten", run_end, streams, saver)
+    LAST.start("feeder forgotten", run_end, streams, saver)
 
 
 class Running:
@@ -183,7 +178,7 @@ def _stop_at_exit() -> None:
         except StuckWorkerError as error:
             logger.error("%s", error)
     try:
-        _ends.close(1.0)
+        LAST.close(1.0)
     except StuckWorkerError as error:
         logger.error("%s", error)
 

@@ -186,6 +186,8 @@ class ThreadGroup:
         for thread in self._threads:
             if thread is not here:
                 thread.join(max(0.0, end - time.monotonic()))
+            else:
+                LAST._threads.append(here)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         stuck = [thread for thread in self._threads if thread is not here]
         if stuck:
@@ -195,6 +197,12 @@ class ThreadGroup:
                 f"{len(stuck)} threads did not end within {deadline_s:.1f} s: {names!r}\n{report}",
                 names=names,
             )
+
+
+LAST = ThreadGroup()
+"""Threads that the process's exit alone waits for: those that end what was forgotten, and those that
+have closed their own group, as the garbage collector has them do that forgets a feed in its call."""
+# They would run into a dying interpreter, which aborts inside a C++ library.
 
 
 def _run(body: Callable[..., None], *args: Any) -> None:

@@ -223,9 +223,29 @@ main()
 """
 
 
-def test_an_exit_waits_for_the_calls_of_what_was_forgotten() -> None:
-    """Otherwise a thread in a C++ library would come back into a dying interpreter."""
-    assert set(run(FORGOTTEN)) == {"returned"}
+STOPPED = """
+import os, threading, feeder
+begun, stopped, never, made = threading.Event(), threading.Event(), threading.Event(), []
+def fetch(call):
+    begun.wait(10)
+    made.pop().stop()
+    stopped.set()
+    never.wait(0.2)
+    os.write(1, b"returned\\n")
+    raise StopIteration
+made.append(feeder.init_data_input_workers(["x"], fetch, 4, coordinator=feeder.Coordinator(),
+                                           num_worker_threads=1))
+made[0].start()
+begun.set()
+stopped.wait(10)
+"""
+
+
+@pytest.mark.parametrize("script", [FORGOTTEN, STOPPED], ids=["forgotten", "stopped in a call"])
+def test_an_exit_waits_for_the_calls_of_what_was_forgotten(script: str) -> None:
+    """Otherwise a thread in a C++ library would come back into a dying interpreter. The garbage
+    collector, too, may stop a feed in a call of it."""
+    assert set(run(script)) == {"returned"}
 
 
 def test_an_exit_with_an_error_keeps_its_code() -> None:
