@@ -21,6 +21,7 @@ HARMLESS = Bug(
 """No bug at all; the text is the first line of a function that its test calls."""
 
 
+@pytest.mark.served  # as much work as feeds that are served
 def test_every_bug_can_be_planted_and_has_somebody_to_find_it() -> None:
     for bug in BUGS.values():
         text = planted_text(bug)

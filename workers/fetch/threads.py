@@ -200,8 +200,8 @@ class ThreadGroup:
 
 
 LAST = ThreadGroup()
-"""Threads that the process's exit alone waits for: those that end what was forgotten, and those that
-have closed their own group, as the garbage collector has them do that forgets a feed in its call."""
+"""Threads that the process's exit alone waits for: those that end what was forgotten, and those
+that have closed their own group, as if the garbage collector forgets a feed in a call of it."""
 # They would run into a dying interpreter, which aborts inside a C++ library.
 
 
