@@ -83,9 +83,6 @@ class _Reader:
     """The time of the last use that was foreseen."""
     foreseen: int = 0
     """Uses that were foreseen."""
-    is_full: bool = False
-    """Whether its part is full: it goes on when half of it is used, so that blocks that lie
-    together are wanted together."""
 
 
 @dataclass(slots=True)
@@ -296,11 +293,7 @@ class Foresight:
             return True
         # A reader that stands still leaves the others their parts.
         part = self._ahead // len(self._readers)
-        if found.ahead + size > part:
-            found.is_full = True
-        elif 2 * found.ahead <= part:
-            found.is_full = False
-        return not found.is_full and self._loose + size <= self._ahead
+        return found.ahead + size <= part and self._loose + size <= self._ahead
 
     def _go_through(self, reader: Hashable, found: _Reader) -> None:
         """Decide about the uses of a reader's next step."""

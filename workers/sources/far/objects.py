@@ -150,34 +150,50 @@ class Objects:
         return sorted(_known(f"{root}/{path}", meta) for path, meta in found)
 
     def read(self, known: Known, start: int, stop: int) -> bytes:
-        """The bytes of an object from `start` to `stop` - 1.
+        """The bytes of an object from `start` to `stop` - 1. Raises as `bring` does."""
+        parts: list[bytes] = []
+        self.bring(known, start, stop, stop - start, parts.append)
+        return parts[0]
+
+    def bring(
+        self, known: Known, start: int, stop: int, size: int, arrived: Callable[[bytes], None]
+    ) -> None:
+        """The same in parts of `size` bytes, the last one of what is left: `arrived` takes each as
+        soon as it is there. What has arrived is not asked for again.
 
         Raises:
             StorageError: the object is missing, refused or another one by now, or the store does
                 not answer.
         """
-        obstore = load()
+        obstore, at = load(), start
         store, key = self._store(known.url)
-        options: dict[str, Any] = {"range": (start, stop)}
-        if known.tag.startswith('"'):
-            options["if_match"] = known.tag
 
-        def ask() -> bytes:
+        def ask() -> None:
+            nonlocal at
             with self._lock:
                 self._counts.requests += 1
+            options: dict[str, Any] = {"range": (at, stop)}
+            if known.tag.startswith('"'):
+                options["if_match"] = known.tag
             result = obstore.get(store, key, options=options)
             # A store may pass over what it is asked to compare.
             if (now := _known(known.url, result.meta)) != known:
                 raise _changed(known, f"it has {now.size} bytes and the tag {now.tag}")
-            data = bytes(result.bytes())
-            if len(data) != stop - start or tuple(result.range) != (start, stop):
-                raise _Damaged(f"{len(data)} bytes of {result.range} came")
-            return data
+            if tuple(result.range) != (at, stop):
+                raise _Damaged(f"bytes of {result.range} came")
+            held = b""
+            for chunk in result.stream(size):
+                held += chunk
+                while len(held) >= min(size, stop - at) > 0:
+                    part, held = held[:size], held[size:]
+                    arrived(part)
+                    at += len(part)
+                    with self._lock:
+                        self._counts.bytes += len(part)
+            if at < stop or held:
+                raise _Damaged(f"{at + len(held) - stop} bytes too many came")
 
-        data = self._again(known.url, ask, known)
-        with self._lock:
-            self._counts.bytes += len(data)
-        return data
+        self._again(known.url, ask, known)
 
     # ---- making a request again
 

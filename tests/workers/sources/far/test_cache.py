@@ -8,7 +8,9 @@ import os
 import pickle  # noqa: TID251  # as executors do
 import signal
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -81,6 +83,25 @@ def test_what_is_foreseen_is_brought_in_few_requests_before_it_is_read(
     # 8 KiB of room for each; a quarter of the room is 8 blocks ahead. The first come one by one.
     assert cache.stats()["bytes"] == BLOCK * NUM_BLOCKS // 2
     assert len(far.asked) <= 10
+
+
+def test_what_may_get_a_neighbour_waits_while_enough_is_on_its_way(cache: Blocks) -> None:
+    def next_run(wanted: list[int], num_coming: int) -> list[int]:
+        cache._pending = OrderedDict.fromkeys(wanted)
+        cache._coming = {100 + i: Future() for i in range(num_coming)}
+        return cache._next_wanted()
+
+    # The run that was wanted last is short: it waits while a run of others comes.
+    assert next_run([0, 1], 7) == [0, 1]
+    assert next_run([0, 1], 8) == []
+    # One that is whole, or after which others were wanted, waits while two do.
+    assert next_run([*range(8)], 15) == [*range(8)]
+    assert next_run([0, 1, 9], 15) == [0, 1]
+    assert next_run([*range(8)], 16) == []
+    # What a call needs now waits for nothing.
+    cache._urgent = {1}
+    assert next_run([1, 0], 30) == [1]
+    cache._coming = {}
 
 
 def test_several_readers_of_a_block_make_one_request(

@@ -73,6 +73,20 @@ def test_what_may_pass_is_asked_for_again(
     assert counts == {"requests": len(faults) + 1, "bytes": 290, **counted}
 
 
+def test_what_has_arrived_is_not_asked_for_again(
+    far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    objects, one = known
+    far.fault = failing("cut", "500")
+    parts: list[bytes] = []
+    objects.bring(one, 10, 1010, 300, parts.append)
+    assert [len(part) for part in parts] == [300, 300, 300, 100]
+    assert b"".join(parts) == DATA[10:1010]
+    # Half of it came, of which one part is whole.
+    assert [span for _, span in far.asked] == [(10, 1010), (310, 1010), (310, 1010)]
+    assert objects.counts()["bytes"] == 1000
+
+
 @pytest.mark.parametrize(
     ("fault", "told"),
     [("403", "is refused"), ("401", "is refused"), ("404", "is missing"), ("400", "cannot be read"),
