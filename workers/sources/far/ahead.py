@@ -60,7 +60,8 @@ class Ahead:
     def step(self, call: Call, touched: Touched) -> Iterator[None]:
         """A call, while it reads."""
         with self._lock:
-            number = self._number(call, touched)
+            is_known = (call.epoch, call.index) in self._numbers
+            number = self._number(call, touched) if is_known or not self._has_all() else None
             reader, all_blocks, late = self._reader, [*self._blocks], []
             if number is not None:
                 self._entered = max(self._entered, number)
@@ -104,7 +105,7 @@ class Ahead:
                 self._begin(key)
         for _ in range(max(_MORE_STEPS, _MORE_RECORDS // call.batch_size)):
             is_enough = self._uses >= _MOST_USES or len(self._numbers) >= _MOST_STEPS
-            if is_enough and key in self._numbers:
+            if (is_enough or self._has_all()) and key in self._numbers:
                 break
             if not self._foresee_one(call, touched):
                 break
@@ -114,6 +115,10 @@ class Ahead:
                 break
             del self._numbers[old]
         return self._numbers.get(key)
+
+    def _has_all(self) -> bool:
+        """Whether all that may be read is there."""
+        return bool(self._blocks) and all(blocks.has_all() for blocks in self._blocks)
 
     def _foresee_one(self, call: Call, touched: Touched) -> bool:
         """One more step; whether there may be others."""

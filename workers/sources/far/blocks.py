@@ -21,6 +21,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import groupby, islice
+from resource import RLIMIT_NOFILE, getrlimit
 from threading import Condition, Event, Lock, Thread
 from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
@@ -69,9 +70,10 @@ _FIRST_STEPS = 4
 _MEMORY_BYTES = 256 * BLOCK_BYTES
 """The room of a cache that is in memory, and of one whose disk fails."""
 
-_OPEN_BLOCKS = 64
+_OPEN_BLOCKS = max(64, min(256, getrlimit(RLIMIT_NOFILE)[0] // 4))
 """So many blocks on the disk are held open."""
-# To open one takes 8 us, to read 4 kB of it 2 us (2026-11-28).
+# To open one takes 8 us, to read 4 kB of it 2 us (2026-11-28). What others removed takes room until
+# it is closed, so there are few.
 
 _RANK_S = 1.0
 """The table is told at most once in so many seconds when blocks are used next."""
@@ -137,6 +139,7 @@ class Blocks:
         self._next_number = 0
         self._objects: list[_Object] = []
         self._known: dict[Known, _Object] = {}
+        self._registered = 0
         self._counted: WeakSet[Objects] = WeakSet()
         self._start()
         _every.add(self)
@@ -232,8 +235,12 @@ class Blocks:
                 self._next_number += one.num_blocks
                 self._objects.append(one)
                 self._known[known] = one
+                numbers = range(one.first, one.first + one.num_blocks)
+                if numbers:
+                    # All but the last are of one size.
+                    self._registered += len(numbers[1:]) * self._size(one, numbers[0])
+                    self._registered += self._size(one, numbers[-1])
                 if there:
-                    numbers = range(one.first, one.first + one.num_blocks)
                     self._foresight.has(
                         (n, self._size(one, n)) for n in numbers if one.key(n) in there
                     )
@@ -260,29 +267,39 @@ class Blocks:
         Raises:
             StorageError: it cannot be read, or is another one by now.
         """
+        one, place = self._known[known], start // BLOCK_BYTES
+        if (block := self._open.get(one.first + place)) is not None:
+            # What most reads come to, so no lock is taken, and a hit may be left uncounted.
+            begin = place * BLOCK_BYTES
+            if start < stop <= min(begin + BLOCK_BYTES, known.size):
+                try:
+                    data = block.read(start - begin, stop - begin)
+                    self._hits += 1
+                    return data
+                except OSError:
+                    # Somebody has cut it: it is read as one that was never opened.
+                    pass
         stop = min(stop, known.size)
         if start >= stop:
             return b""
-        one, numbers = self._known[known], self.blocks(known, start, stop)
-        parts = []
-        mine = self._begin_missing(one, numbers) if len(numbers) > 1 else []
-        if mine:
+        numbers, parts = self.blocks(known, start, stop), []
+        missing = [n for n in numbers if not self._is_there(one, n)] if len(numbers) > 1 else []
+        if mine := [n for n in missing if self._take(n)]:
             self._bring(one, mine, is_waited_for=True)
         for number in numbers:
             begin, end = one.span(number)
             parts.append(self._part(one, number, max(start, begin) - begin, min(stop, end) - begin))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _begin_missing(self, one: _Object, numbers: Iterable[int]) -> list[int]:
-        """Take it upon oneself to bring those of the blocks that are nowhere and not coming."""
-        missing = [n for n in numbers if not self._is_there(one, n)]
-        return [n for n in missing if self._take(n)]
-
     def _take(self, number: int) -> Future[bytes | None] | None:
-        """Take it upon oneself to bring a block, if nobody does and it is not in memory."""
+        """Take it upon oneself to bring a block that is read, if nobody does and it is not in
+        memory."""
         with self._lock:
             if number in self._coming or number in self._memory:
                 return None
+            if number not in self._pending:
+                # If it was thought to be there, another process has removed it.
+                self._foresight.lost(number)
             self._no_longer_wanted(number)
             coming = self._coming[number] = Future()
             return coming
@@ -342,6 +359,8 @@ class Blocks:
                 self._open[number] = block
                 if len(self._open) > _OPEN_BLOCKS:
                     self._open.popitem(last=False)
+                self._used[number] = None
+            self._tell_dues(at_once=False)
         return data
 
     def _opened(self, folder: Folder, key: str, number: int) -> OpenBlock | None:
@@ -415,6 +434,12 @@ class Blocks:
         with self._lock:
             self._close_gone()
             return self._foresight.knows(reader)
+
+    def has_all(self) -> bool:
+        """Whether every block of what is registered is there, and stays: nothing need be foreseen.
+        It takes no lock, for each call asks."""
+        is_on_its_way = self._pending or self._coming
+        return self._foresight.kept == self._registered and not is_on_its_way
 
     def forget(self, reader: Hashable) -> None:
         """A reader will use nothing more. It takes no lock, so a finalizer may call it."""
@@ -491,17 +516,20 @@ class Blocks:
                     self._idle.notify_all()
                     return []
                 one = self._object(run[0])
+                mine = [n for n in run if n not in self._coming and n not in self._memory]
                 for number in run:
                     del self._pending[number]
+                # At once: a reader that finds a block neither wanted nor coming thinks it removed.
+                self._coming.update((number, Future()) for number in mine)
                 self._urgent.difference_update(run)
-            mine = self._begin_missing(one, run)
+                self._first.difference_update({*run} - {*mine})
+            there = [n for n in mine if self._is_there(one, n)]
+            for number in there:
+                self._arrived(number, None)
             with self._lock:
-                # Others are there already.
-                there = [n for n in run if n not in self._coming]
-                self._first.difference_update(there)
                 self._used.update(dict.fromkeys(there))
-            if mine:
-                return mine
+            if missing := [n for n in mine if n not in there]:
+                return missing
 
     def _next_wanted(self) -> list[int]:
         """Under the lock: blocks to bring next by one request; none if nothing is to be brought

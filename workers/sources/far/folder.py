@@ -169,7 +169,8 @@ class Folder:
 
     def path_of(self, key: str) -> str:
         """The file of a block."""
-        return os.path.join(self.path, _BLOCKS, key[:2], key)
+        # Each block that is opened asks: `os.path.join` takes 2 us of 8.
+        return f"{self.path}/{_BLOCKS}/{key[:2]}/{key}"
 
     # ---- reading
 

@@ -104,7 +104,9 @@ class Foresight:
         self._room, self._ahead = room - ahead, ahead
         self._blocks: dict[int, _Block] = {}
         self._readers: dict[Hashable, _Reader] = {}
-        self._kept = self._loose = 0
+        self.kept = 0
+        """Bytes of the blocks that are kept."""
+        self._loose = 0
         self.used = 0
         """Uses that are over, of all readers."""
         self.uses = self.misses = 0
@@ -122,9 +124,9 @@ class Foresight:
         kept."""
         for number, size in blocks:
             block = self._block(number, size)
-            if not block.is_wanted and self._kept + size <= self._room:
+            if not block.is_wanted and self.kept + size <= self._room:
                 block.is_wanted = block.is_kept = True
-                self._kept += size
+                self.kept += size
                 self._rank(block)
 
     def foresee(self, reader: Hashable, blocks: Sequence[tuple[int, int]]) -> None:
@@ -204,7 +206,7 @@ class Foresight:
             self._were_wanted.pop(number, None)
             if block.is_kept:
                 block.is_kept = False
-                self._kept -= block.size
+                self.kept -= block.size
                 self._loose += block.size if block.pins else 0
             self._forget(block)
 
@@ -326,7 +328,7 @@ class Foresight:
     def _keep(self, block: _Block) -> None:
         """Keep a block, if those that are used later make enough room."""
         goes: list[_Block] = []
-        room = self._room - self._kept
+        room = self._room - self.kept
         while room < block.size:
             farthest = self._pop_farthest()
             if farthest is None or farthest.next_use <= block.next_use:
@@ -338,11 +340,11 @@ class Foresight:
             room += farthest.size
         for one in goes:
             one.is_kept = False
-            self._kept -= one.size
+            self.kept -= one.size
             self._loose += one.size if one.pins else 0
             self._forget(one)
         block.is_kept = True
-        self._kept += block.size
+        self.kept += block.size
         self._loose -= block.size
         self._rank(block)
 

@@ -138,6 +138,22 @@ def test_what_cannot_be_foreseen_does_not_fail_a_call(blocks: Recorded) -> None:
     assert blocks.told == []
 
 
+def test_nothing_is_foreseen_while_all_is_there(
+    blocks: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, are_there = Ahead(), [False]
+    monkeypatch.setattr(blocks, "has_all", lambda: are_there[0])
+    monkeypatch.setattr(module, "_MOST_USES", 2)
+    make(ahead, blocks, 0, 0)
+    are_there[0] = True
+    # What was foreseen before is used as it was.
+    assert make(ahead, blocks, 0, 1) == [("enter", 1), ("leave", 1)]
+    assert make(ahead, blocks, 0, 5) == []
+    # Another process has removed a block.
+    are_there[0] = False
+    assert foreseen(make(ahead, blocks, 0, 6))[0] == 6
+
+
 @pytest.mark.foreign_sockets
 def test_a_source_that_is_gone_is_forgotten(far: FarServer) -> None:
     far.objects["b/x"] = bytes(8000)

@@ -200,6 +200,24 @@ def test_blocks_that_another_process_removed_are_brought_again(
     cache.close()
 
 
+def test_all_is_there_until_another_process_removes_a_block(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    one, data = known[1], far.objects["b/x"]
+    for number in range(NUM_BLOCKS):
+        assert not cache.has_all()
+        cache.foresee("me", [(one, number * BLOCK, (number + 1) * BLOCK)])
+        cache.enter("me", number)
+        assert cache.read(one, number * BLOCK, number * BLOCK + 9) == data[number * BLOCK :][:9]
+        cache.leave("me", [number])
+    cache.close()
+    assert cache.has_all() == (NUM_BLOCKS * 4096 <= 32 * 8192 - 8 * 8192)
+    next(Path(cache.path).glob("blocks/??/*")).unlink()
+    cache._open.clear()
+    assert cache.read(one, 0, 10**9) == data
+    assert not cache.has_all()
+
+
 @pytest.mark.parametrize("failing", ["open", "remove"])
 def test_a_block_that_is_there_and_cannot_be_read_or_removed_is_brought_into_memory(
     cache: Blocks, far: FarServer, known: tuple[Objects, Known], failing: str,
