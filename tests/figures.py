@@ -10,6 +10,7 @@ from feeder.observe.figures import (
     Figures,
     QueueFigures,
     ServiceFigures,
+    StoreFigures,
     WorkerFigures,
 )
 
@@ -44,6 +45,11 @@ def service(**fields: Any) -> ServiceFigures:
         "opened": 1, "reopened": 0, "fenced": 0, "expired": 0, "rewinds": 0, "arena_bytes": 0
     }  # fmt: skip
     return ServiceFigures(**(defaults | fields))
+
+
+def store(**fields: Any) -> StoreFigures:
+    names = StoreFigures.__struct_fields__
+    return StoreFigures(**({"wait_s": 0.0} | dict.fromkeys(names[1:], 0) | fields))
 
 
 def feed(**fields: Any) -> FeedFigures:

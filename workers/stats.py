@@ -8,6 +8,7 @@ counted with integers alone; time is taken only where somebody waits, or calls.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from feeder.workers.stream.spec import RunSpec, StreamSpec
@@ -268,6 +269,14 @@ class StreamStats:
         # A function of the user's may have anything of that name.
         skipped: int = self.source.skipped if hasattr(self.source, "count_skipped") else 0
         return skipped
+
+    @property
+    def store(self) -> dict[str, float] | None:
+        """What the source has met with in reading objects of stores; None if it reads none."""
+        counts: Callable[[], dict[str, float] | None] = getattr(
+            self.source, "store_counts", lambda: None
+        )
+        return counts()
 
     def numbers(self, now: float) -> dict[str, Any]:
         """Counts and seconds as one flat dictionary of numbers."""

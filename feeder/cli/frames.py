@@ -71,6 +71,8 @@ def _feed(interval: Interval, verdict: Verdict, points: list[Point]) -> Panel:
         )
         if one.nodes:
             parts.append(plain(", ".join(f"{name}: {num}" for name, num in one.nodes)))
+    if feed.store is not None:
+        parts.append(_store(interval))
     title = Text.assemble((plain(feed.title), "bold"), f" ({feed.state})")
     return Panel(Group(*parts), title=title, title_align="left")
 
@@ -88,6 +90,18 @@ def _progress(interval: Interval) -> str:
         if left > 0 and interval.taken_per_s > 0:
             told += f", ends in about {duration(left / interval.taken_per_s)}"
     return f"{told}; "
+
+
+def _store(interval: Interval) -> str:
+    """What comes from object stores, and what is ahead."""
+    store, hits, waits = interval.after.store, interval.of_store("hits"), interval.of_store("waits")
+    assert store is not None
+    return (
+        f"store {size(interval.of_store('bytes') / interval.seconds)}/s in "
+        f"{interval.of_store('requests') / interval.seconds:.3g} requests/s, {store.retries} "
+        f"retries; {hits / max(1.0, hits + waits):.0%} of reads found their block; "
+        f"{size(store.ahead)} ahead, blocks coming {store.coming}, wanted {store.wanted}"
+    )
 
 
 def _queues(interval: Interval) -> Table:

@@ -147,6 +147,36 @@ class ExecutorFigures(FiguresStruct, frozen=True, kw_only=True, omit_defaults=Tr
     """The nodes of a cluster, and how many of them are there (may fall)."""
 
 
+class StoreFigures(FiguresStruct, frozen=True, kw_only=True):
+    """How a stream reads objects of stores. All but `wait_s` are those of the process, of which
+    feeds share caches."""
+
+    wait_s: float
+    """Seconds for which calls waited for blocks, added up over them."""
+    requests: int
+    """Ranges that were asked for, each time that they were."""
+    bytes: int
+    """Bytes that came."""
+    retries: int
+    """Requests that were made again."""
+    slower: int
+    """Answers by which a store asked for fewer requests."""
+    stalls: int
+    """Requests that were given up since no byte came."""
+    damaged: int
+    """Answers that were cut, or of another range."""
+    hits: int
+    """Reads of blocks that were there."""
+    waits: int
+    """Reads that had to wait for their block."""
+    wanted: int
+    """Blocks that are wanted and not asked for yet (may fall)."""
+    coming: int
+    """Blocks that are on their way (may fall)."""
+    ahead: int
+    """Bytes that were asked for in advance and are not used yet (may fall)."""
+
+
 class SourceFigures(FiguresStruct, frozen=True, kw_only=True):
     """What a stream has read of one source of its mixture in the epoch of its position."""
 
@@ -220,6 +250,8 @@ class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
     """None where nobody can tell."""
     skipped: int = 0
     """Defective records that the source has left out."""
+    store: StoreFigures | None = None
+    """None where nothing is read from object stores."""
 
     @property
     def title(self) -> str:
@@ -267,6 +299,10 @@ def flatten(feed: FeedFigures) -> dict[str, Any]:
         for name in ("rows", "tokens", "skipped"):
             if (value := getattr(source, name)) is not None:
                 flat[f"source/{source.name}/{name}"] = value
+    if feed.store is not None:
+        flat |= {
+            f"store/{name}": value for name, value in msgspec.structs.asdict(feed.store).items()
+        }
     for queue in feed.queues:
         for name in ("batches", "rows", "bytes", "waiting", "wait_s"):
             flat[f"queue/{queue.name}/{name}"] = getattr(queue, name)
@@ -336,6 +372,7 @@ def build_feed_figures(
         executor=None if executor is None else ExecutorFigures(**executor._asdict()),
         progress=progress,
         skipped=stats.skipped,
+        store=None if (store := stats.store) is None else msgspec.convert(store, StoreFigures),
     )
 
 

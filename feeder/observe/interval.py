@@ -112,6 +112,11 @@ class Interval:
         calls = sum(worker.calls for worker in self.after.workers)
         return sum(worker.rows for worker in self.after.workers) / max(1, calls)
 
+    def of_store(self, name: str) -> float:
+        """How much a figure of the stores has grown; 0 where none is read from."""
+        old, new = self._before and self._before.store, self.after.store
+        return float((getattr(new, name) if new else 0) - (getattr(old, name) if old else 0))
+
     # ---- shares of the time
 
     @property
@@ -139,6 +144,12 @@ class Interval:
         """The share of all fetchers' time that was spent in the fetch function."""
         seconds = sum(worker.fetch_s for worker in self.workers)
         return self._share(seconds / max(1, self.after.threads))
+
+    @property
+    def storage(self) -> float:
+        """The share of the time in the fetch function that was spent waiting for object stores."""
+        seconds = sum(worker.fetch_s for worker in self.workers)
+        return min(1.0, self.of_store("wait_s") / max(seconds, 1e-9))
 
     @property
     def calling(self) -> float:

@@ -71,6 +71,7 @@ _STATES = Parts("state", lambda feed: [(state, feed.state == state) for state in
 _SERVICE = Parts(None, lambda feed: [("", feed.service)])
 _EXECUTOR = Parts(None, lambda feed: [("", feed.executor or _NO_PROCESSES)])
 _NODES = Parts("node", lambda feed: (feed.executor or _NO_PROCESSES).nodes)
+_STORE = Parts(None, lambda feed: [("", feed.store)])
 _WORKERS = Parts("worker", lambda feed: [(str(each.worker), each) for each in feed.workers])
 _SOURCES = Parts(
     "source",
@@ -133,6 +134,20 @@ METRICS: tuple[Metric, ...] = (
     Metric("feeder_fetch_nothing_total", _WORKERS, "nothings", "Calls that returned None."),
     Metric("feeder_skipped_records_total", _FEED, "skipped",
            "Defective records that the source has left out."),
+    Metric("feeder_store_wait_seconds_total", _STORE, "wait_s",
+           "Time that calls waited for blocks of object stores, added up over them."),
+    Metric("feeder_store_requests_total", _STORE, "requests",
+           "Requests that the process has made of object stores."),
+    Metric("feeder_store_bytes_total", _STORE, "bytes", "Bytes that came."),
+    Metric("feeder_store_retries_total", _STORE, "retries", "Requests that were made again."),
+    Metric("feeder_cache_hits_total", _STORE, "hits",
+           "Reads of the process's caches that found their block."),
+    Metric("feeder_cache_waits_total", _STORE, "waits", "Those that had to wait for it."),
+    Metric("feeder_cache_wanted_blocks", _STORE, "wanted",
+           "Blocks that are wanted and not asked for yet."),
+    Metric("feeder_cache_coming_blocks", _STORE, "coming", "Blocks that are on their way."),
+    Metric("feeder_cache_ahead_bytes", _STORE, "ahead",
+           "Bytes that were asked for in advance and are not used yet."),
     Metric("feeder_worker_wait_seconds_total", _WORKERS, "wait_s",
            "Time that the enqueuer waited for just this worker."),
     Metric("feeder_snapshot_age_seconds", _FEED, "position_age_s",
@@ -167,6 +182,8 @@ VERDICT = "feeder_verdict"
 
 # States are 0 or 1, and two streams that run at the same time run for the longer time: not sums.
 _LARGEST = {"feeder_feed_state", "feeder_fetch_running_seconds", "feeder_snapshot_age_seconds"}
+# Those of the process are the same for each stream of a feed.
+_LARGEST |= {metric.name for metric in METRICS if metric.parts is _STORE}
 
 
 def names() -> frozenset[str]:

@@ -23,7 +23,7 @@ from feeder.observe.interval import Interval, QueuePart, WorkerPart
 KINDS = (
     "starting", "waiting", "ended", "stopped", "failed", "stalled-queue", "slow-queue",
     "trainer-bound", "tiny-batches", "checksum-bound", "network-bound", "failing-fetch",
-    "source-bound", "small-buffer", "slow-worker", "fetch-bound", "copy-bound",
+    "source-bound", "small-buffer", "storage-bound", "slow-worker", "fetch-bound", "copy-bound",
 )  # fmt: skip
 """All that a verdict may be."""
 
@@ -47,6 +47,12 @@ _CHECKING = 0.25
 # have this much of one, and this many times more are under way, they wait for the interpreter.
 _INTERPRETER = (0.7, 1.15)
 _QUEUED = 1.5
+# Calls that wait for stores half of their time are held up by these.
+_STORAGE = 0.5
+# More retries among requests are no hiccup.
+_RETRYING = 0.1
+# A store that sends so many times the bytes of batches sends most of them for nothing.
+_WASTING = 2.0
 # One call in ten that raises is a fault, and not a hiccup of storage.
 _FAILING = 0.1
 
@@ -238,6 +244,27 @@ def _source(interval: Interval) -> Verdict | None:
     )
 
 
+def _storage(interval: Interval) -> Verdict | None:
+    if interval.chunks < interval.busy or interval.storage < _STORAGE:
+        return None
+    requests, num_bytes = interval.of_store("requests"), interval.of_store("bytes")
+    per_s = num_bytes / interval.seconds
+    why = (
+        f"calls wait for blocks {interval.storage:.0%} of their time, {size(per_s)}/s come in "
+        f"{requests / interval.seconds:.3g} requests/s"
+    )
+    made = per_s / max(interval.bytes_per_s, 1.0)
+    if (again := interval.of_store("retries")) > _RETRYING * requests:
+        why += f", {again:.0f} of {requests:.0f} were made again"
+        advice = "look at the store: it refuses requests, or breaks them off"
+    elif made >= _WASTING:
+        why += f", {made:.1f} times what batches hold"
+        advice = "use shuffle(window=), or a cache with room for all"
+    else:
+        advice = "the link is the bound: a cache with room for all asks for nothing a second time"
+    return Verdict(kind="storage-bound", why=why, advice=advice)
+
+
 def _fetch(interval: Interval) -> Verdict | None:
     if interval.chunks < interval.busy:
         return None
@@ -311,7 +338,7 @@ def _copy(interval: Interval) -> Verdict:
 # function; copying is what is left.
 _RULES: tuple[Callable[[Interval], Verdict | None], ...] = (
     _over, _waiting, _starting, _stalled, _slow_queue, _trainer, _tiny, _transport, _failing,
-    _source, _buffer, _fetch, _copy,
+    _source, _buffer, _storage, _fetch, _copy,
 )  # fmt: skip
 
 

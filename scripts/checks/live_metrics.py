@@ -5,7 +5,7 @@
 PROMETHEUS is its executable. A server with two trainers runs on loopback for some ten seconds, in
 processes that this one starts and ends. What a healthy run has no numbers for (checksum failures
 and the like are 0, but there) counts as an answer; a query without any answer fails. The sources of
-a mixture are not asked for: the example has none.
+a mixture and object stores are not asked for: the example has none.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def queries() -> dict[str, str]:
         f"{panel['title']} {target['refId']}": target["expr"]
         for panel in dashboard["panels"]
         for target in panel["targets"]
-        if "feeder_source_" not in target["expr"]
+        if not re.search("feeder_(source|store|cache)_", target["expr"])
     }
     return {
         name: re.sub(r"\[[^]]*\]", WINDOW, query.replace("$instance", ".*").replace("$feed", ".*"))

@@ -49,6 +49,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.far.ahead import Ahead, Touch
+from feeder.workers.sources.far.blocks import totals
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import LISTS_KEPT, Order
 from feeder.workers.sources.orders.sharding import EpochsInTurn
@@ -318,6 +319,11 @@ class Source:
         """Reads of defective records that were left out since the source was made (with
         `on_error="skip"`), in processes and on actors too."""
         return self.records.skipped + self._elsewhere.skipped
+
+    def store_counts(self) -> dict[str, float] | None:
+        """How long calls have waited for blocks of objects, and what the caches of this process
+        have met with; None if nothing is read from stores here."""
+        return None if self._ahead is None else {"wait_s": self._ahead.waits.seconds(), **totals()}
 
     @property
     def left_out(self) -> list[LeftOut]:

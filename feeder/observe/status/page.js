@@ -98,7 +98,8 @@ function drawFeed(section, feed, verdict, points, figures) {
   drawCharts(section, points);
   drawQueues(at(section, "queues"), feed, old, seconds);
   drawWorkers(at(section, "workers"), feed, old, seconds, SLOW.has(verdict?.kind));
-  const told = [tellExecutor(feed.executor), feed.skipped ? `${feed.skipped} records left out` : ""];
+  const left = feed.skipped ? `${feed.skipped} records left out` : "";
+  const told = [tellExecutor(feed.executor), left, tellStore(feed.store, old?.store, seconds)];
   say(at(section, "executor"), told.filter(Boolean).join("; "));
   say(at(section, "service"), tellService(feed.service));
 }
@@ -109,6 +110,17 @@ function tellExecutor(executor) {
   const where = nodes.map(([name, number]) => `, ${name}: ${number}`).join("");
   return (
     `${kind} ${busy} of ${processes} busy, ${restarts} restarts, ${size(bytes)} shared${where}`
+  );
+}
+
+function tellStore(store, old, seconds) {
+  if (!store) return "";
+  const grown = (name) => store[name] - (old?.[name] ?? 0);
+  const found = per(grown("hits"), grown("hits") + grown("waits"));
+  return (
+    `store ${size(per(grown("bytes"), seconds))}/s in ${short(per(grown("requests"), seconds))} ` +
+    `requests/s, ${store.retries} retries, ${percent(found)} of reads found their block, ` +
+    `${size(store.ahead)} ahead, blocks coming ${store.coming}, wanted ${store.wanted}`
   );
 }
 

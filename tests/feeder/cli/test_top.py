@@ -23,7 +23,7 @@ from conformance.served import reading, serving
 from feeder import cli
 from feeder.cli.frames import make_frame, plain
 from feeder.observe.status.history import History
-from figures import consumer, feed, figures, queue, service, worker
+from figures import consumer, feed, figures, queue, service, store, worker
 from small import Pure, make
 
 __all__ = ["folder"]
@@ -75,6 +75,16 @@ def test_a_frame_has_feeds_queues_consumers_workers_and_the_verdict() -> None:
         "41 ms", "2 ms", "30%",
     ):  # fmt: skip
         assert words in text, words
+
+
+def test_what_comes_from_stores_is_told() -> None:
+    text = drawn(read_twice(store=store(
+        requests=30, bytes=10**8, retries=2, hits=300, waits=100, ahead=10**7, coming=3, wanted=4
+    )))  # fmt: skip
+    words = " ".join(text.replace("│", " ").split())
+    assert "store 10 MB/s in 3 requests/s, 2 retries; 75% of reads found their block; " in words
+    assert "10 MB ahead, blocks coming 3, wanted 4" in words
+    assert "store " not in drawn(read_twice())
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -14,7 +14,7 @@ from feeder.observe.prometheus import BUILD, METRICS, VERDICT, expose, names
 from feeder.observe.status.board import Board
 from feeder.observe.status.routes import answer
 from feeder.observe.verdict import KINDS
-from figures import consumer, feed, figures, queue, service, worker
+from figures import consumer, feed, figures, queue, service, store, worker
 from samples import parse
 from small import Pure, make
 
@@ -37,7 +37,8 @@ def test_a_running_feed_shows_every_metric_that_needs_no_server() -> None:
         "feeder_arena_bytes",
     }  # fmt: skip
     mixed = {"feeder_source_rows", "feeder_source_tokens", "feeder_source_skipped_total"}
-    assert found == names() - served - mixed - {"feeder_node_actors"}
+    far = {name for name in names() if name.startswith(("feeder_store_", "feeder_cache_"))}
+    assert found == names() - served - mixed - far - {"feeder_node_actors"}
     rows = "feeder_rows_total", frozenset({("feed", "train"), ("queue", "0")})
     assert parse(text)[rows] == 28.0
 
@@ -51,7 +52,12 @@ def test_values_are_those_of_the_figures() -> None:
             processes=4, busy=3, restarts=2, bytes=1024, kind="actors", nodes=(("host/1", 4),)
         ),
         state="failed",
+        store=store(requests=9, wait_s=2.5),
     )
+    # The streams of a feed are of one process.
+    value = shown(made, feed(number=1, store=store(requests=9)), kinds={"train": "failed"})
+    assert value("feeder_store_requests_total", feed="train") == 9.0
+    assert value("feeder_store_wait_seconds_total", feed="train") == 2.5
     value = shown(made, kinds={"train": "failed"})
     assert value("feeder_batches_total", feed="train", queue="0") == 7.0
     assert value("feeder_consumer_wait_seconds_total", feed="train", queue="0") == 1.5

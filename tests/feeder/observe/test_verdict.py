@@ -10,7 +10,7 @@ from feeder.observe.figures import ExecutorFigures
 from feeder.observe.humanize import duration
 from feeder.observe.interval import Interval
 from feeder.observe.verdict import KINDS, STARVING, judge
-from figures import consumer, feed, queue, service, worker
+from figures import consumer, feed, queue, service, store, worker
 
 MB = 1_000_000
 
@@ -117,6 +117,26 @@ CASES: dict[str, tuple[Any, str, str]] = {
         running(taking(100, 5.0), chunks_wait_s=6.0, workers=(
             worker(0, calls=100, fetch_s=0.2, wait_s=5.0), worker(1, calls=1, fetch_s=1.0))),
         "fetch-bound", "worker 1 slowest",
+    ),
+    "calls wait for a store, by the link": (
+        running(taking(100, 8.0), chunks_wait_s=9.0, workers=(worker(calls=100, fetch_s=9.5),),
+                store=store(wait_s=9.0, requests=20, bytes=110 * MB)),
+        "storage-bound", "blocks 95% of their time, 11 MB/s come in 2 requests/s): the link",
+    ),
+    "calls wait for a store that sends much for little": (
+        running(taking(100, 8.0), chunks_wait_s=9.0, workers=(worker(calls=100, fetch_s=9.5),),
+                store=store(wait_s=9.0, requests=900, bytes=900 * MB)),
+        "storage-bound", "90 requests/s, 9.0 times what batches hold): use shuffle(window=)",
+    ),
+    "calls wait for a store that fails": (
+        running(taking(100, 8.0), chunks_wait_s=9.0, workers=(worker(calls=100, fetch_s=9.5),),
+                store=store(wait_s=9.0, requests=50, retries=20, bytes=900 * MB)),
+        "storage-bound", "20 of 50 were made again): look at the store",
+    ),
+    "calls wait for a store, and compute for longer": (
+        running(taking(100, 8.0), chunks_wait_s=9.0, workers=(worker(calls=100, fetch_s=9.5),),
+                store=store(wait_s=4.0, requests=20, bytes=110 * MB)),
+        "fetch-bound", "worker 0 slowest",
     ),
     "calls raise": (
         running(taking(20, 8.0), chunks_wait_s=9.0, last_error="OSError: away",

@@ -13,7 +13,7 @@ from threading import Lock
 
 from feeder.workers.errors import FeedError
 from feeder.workers.forks import call_in_child
-from feeder.workers.sources.far.blocks import Blocks
+from feeder.workers.sources.far.blocks import Blocks, Waits
 from feeder.workers.sources.far.paths import FarPath
 from feeder.workers.stream.batch import Call
 
@@ -47,6 +47,7 @@ class Ahead:
     def _start(self) -> None:
         """Know nothing; so begins a forked child too, where calls of the parent never end."""
         self._lock = Lock()
+        self.waits = Waits()
         self._of: tuple[int, int] | None = None
         self._reader: object = object()
         self._blocks: set[Blocks] = set()
@@ -68,14 +69,16 @@ class Ahead:
                 late = [*range(self._left + 1, self._entered - _LATE_STEPS)]
                 self._left = max([self._left, *late])
         if number is None:
-            yield
+            with self.waits.counting():
+                yield
             return
         for blocks in all_blocks:
             blocks.enter(reader, number)
             if late:
                 blocks.leave(reader, late)
         try:
-            yield
+            with self.waits.counting():
+                yield
         finally:
             for blocks in all_blocks:
                 blocks.leave(reader, [number])

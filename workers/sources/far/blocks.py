@@ -19,10 +19,10 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import groupby, islice
 from resource import RLIMIT_NOFILE, getrlimit
-from threading import Condition, Event, Lock, Thread
+from threading import Condition, Event, Lock, Thread, local
 from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
@@ -41,6 +41,7 @@ from feeder.workers.sources.far.folder import (
 )
 from feeder.workers.sources.far.foresight import FOREVER, Foresight
 from feeder.workers.sources.far.objects import ENDING, RETRY_S, Counts, Known, Objects
+from feeder.workers.stats import Crowd
 
 BLOCK_BYTES = 1 << 20
 """Bytes of a block."""
@@ -90,6 +91,49 @@ _EXIT_S = 2.0
 """The end of the interpreter waits so long for requests that are under way."""
 
 logger = logging.getLogger("feeder")
+
+
+class Waits:
+    """Seconds for which calls of one source wait for blocks. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock, self._crowd = Lock(), Crowd()
+
+    def seconds(self) -> float:
+        """In all, those of calls that wait now included."""
+        return self._crowd.seconds(time.monotonic())
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count those of this thread."""
+        before, _THREAD.waits = _THREAD.waits, self
+        try:
+            yield
+        finally:
+            _THREAD.waits = before
+
+    def change(self, num: int) -> None:
+        """So many threads begin to wait, or, if negative, end."""
+        with self._lock:
+            self._crowd.change(num, time.monotonic())
+
+
+class _Thread(local):
+    waits = Waits()
+    """Those of the call that the thread makes; of others nobody looks at them."""
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    waits = _THREAD.waits
+    waits.change(1)
+    try:
+        yield
+    finally:
+        waits.change(-1)
 
 
 class _Object(NamedTuple):
@@ -204,6 +248,7 @@ class Blocks:
             return {
                 **totals, "hits": self._hits, "waits": self._waits,
                 "wanted": len(self._pending), "coming": len(self._coming),
+                "ahead": self._foresight.ahead,
             }  # fmt: skip
 
     @property
@@ -285,7 +330,8 @@ class Blocks:
         numbers, parts = self.blocks(known, start, stop), []
         missing = [n for n in numbers if not self._is_there(one, n)] if len(numbers) > 1 else []
         if mine := [n for n in missing if self._take(n)]:
-            self._bring(one, mine, is_waited_for=True)
+            with _waiting():
+                self._bring(one, mine, is_waited_for=True)
         for number in numbers:
             begin, end = one.span(number)
             parts.append(self._part(one, number, max(start, begin) - begin, min(stop, end) - begin))
@@ -322,11 +368,13 @@ class Blocks:
                     return data
                 # It may be there and not be readable, so nobody asks whether it is there.
                 if coming := self._take(number):
-                    self._bring(one, [number], is_waited_for=True)
+                    with _waiting():
+                        self._bring(one, [number], is_waited_for=True)
             if data is None and coming is not None:
                 has_waited = True
                 try:
-                    data = coming.result(_WAIT_S)
+                    with _waiting():
+                        data = coming.result(_WAIT_S)
                 except TimeoutError as error:
                     raise StorageError(
                         f"{one.known.url!r} cannot be read: a request of it does not end"
@@ -717,6 +765,15 @@ class _Making:
 
 
 _making = _Making()
+
+
+def totals() -> dict[str, int]:
+    """The figures of all caches of this process, added up."""
+    total: dict[str, int] = {}
+    for blocks in [*_every]:
+        for name, value in blocks.stats().items():
+            total[name] = total.get(name, 0) + value
+    return total
 
 
 def blocks_of_this_process(path: str, max_bytes: int) -> Blocks:

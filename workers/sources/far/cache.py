@@ -69,7 +69,8 @@ class Cache:
         """Figures of this process: `requests`, `bytes`, `retries`, `slower` (answers by which a
         store asked for fewer requests), `stalls` and `damaged` answers; `hits`, reads of blocks
         that were there, and `waits`, those that had to wait; blocks that are `wanted` and not asked
-        for yet, and `coming`."""
+        for yet, and `coming`; and bytes `ahead`, that were asked for in advance and are not used
+        yet."""
         return self._blocks.stats()
 
 

@@ -228,6 +228,11 @@ class Foresight:
 
     # ---- what it says
 
+    @property
+    def ahead(self) -> int:
+        """Bytes that were brought, or are to be, for steps that are not over."""
+        return sum(found.ahead for found in self._readers.values())
+
     def instructions(self) -> Instructions:
         """Go through uses as far ahead as there is room; what is to be done now."""
         behind = [

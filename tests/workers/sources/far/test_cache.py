@@ -211,7 +211,7 @@ def test_all_is_there_until_another_process_removes_a_block(
         assert cache.read(one, number * BLOCK, number * BLOCK + 9) == data[number * BLOCK :][:9]
         cache.leave("me", [number])
     cache.close()
-    assert cache.has_all() == (NUM_BLOCKS * 4096 <= 32 * 8192 - 8 * 8192)
+    assert cache.has_all()
     next(Path(cache.path).glob("blocks/??/*")).unlink()
     cache._open.clear()
     assert cache.read(one, 0, 10**9) == data

@@ -4,10 +4,12 @@ cache, whatever the store does, and after a resume on a host whose cache is empt
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from feeder.workers.sources.far import cache as cache_module
 from feeder.workers.sources.far import objects as objects_module
 from feeder.workers.sources.far import paths
 from shards import example, ints, numbered, write_tar, write_tfrecord
+from small import wait_until
 
 pytestmark = pytest.mark.foreign_sockets
 
@@ -329,6 +332,39 @@ def test_an_index_is_made_once_and_a_warm_cache_asks_for_nothing(
     assert changing.asked
     assert rows() == first
     assert changing.asked == []
+
+
+def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
+    changing: FarServer, tmp_path: Path
+) -> None:
+    asked, go = Event(), Event()
+
+    def fault(number: int, path: str, span: Any) -> str:
+        asked.set()
+        go.wait(20)
+        return ""
+
+    with feeder.Cache(tmp_path / "cache", 64 * 4096) as cache:
+        source = KINDS["jsonl"]("s3://bucket", cache=cache, storage_options=changing.options())
+        assert source.store_counts() is None
+        # All of it was read for the index.
+        shutil.rmtree(tmp_path / "cache" / "blocks")
+        before = len(changing.asked)
+        changing.fault = fault
+        with make("jsonl", source, 9, 1) as feeds:
+            assert asked.wait(20)
+            # The wait that is under way counts.
+            wait_until(lambda: feeds.figures().feeds[0].store.wait_s > 0.05)
+            go.set()
+            assert len([*feeds["train"]]) == 2 * NUM // 9
+            (figures,) = feeds.figures().feeds
+            told = feeds["train"].stats()
+    assert figures.store is not None
+    assert figures.store.requests >= len(changing.asked) - before > 0
+    assert (told["store/requests"], told["store/wait_s"]) == (
+        figures.store.requests, figures.store.wait_s
+    )  # fmt: skip
+    assert figures.store.hits > 0 < figures.store.waits
 
 
 def test_a_cache_of_the_environment_and_one_in_memory(
