@@ -103,6 +103,9 @@ class _Handler(BaseHTTPRequestHandler):
         fault = far.note(path, span) if with_body else ""
         if fault.isdigit():
             return self._refuse(int(fault))
+        if fault == "gone":
+            self.close_connection = True
+            return None
         data = far.objects.get(path)
         if data is None:
             return self._refuse(404)

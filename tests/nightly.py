@@ -73,6 +73,9 @@ CAMPAIGNS = {
     "crash-states": Campaign(
         "loses the power of a disk and kills processes while they save checkpoints",
         "crashes.command", "--states 100000 --kills 2000 --seed {seed}", 30),
+    "far": Campaign(
+        "reads through stores that fail, and kills readers that share a cache",
+        "far_campaign", "--faults 100000 --kills 200 --seed {seed}", 60),
     "kill-trainers": Campaign(
         "kills jobs of PyTorch DDP, and compares what they train",
         "adapters.killing", "--kills 50 --seed {seed}", 30),
