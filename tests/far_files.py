@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 from PIL import Image
@@ -75,6 +76,11 @@ def write_files(root: Path) -> None:
         folder = root / "parquet" / f"half={half}"
         folder.mkdir(parents=True)
         pyarrow.parquet.write_table(table, folder / "x.parquet", row_group_size=12)
+        folder = root / "arrow" / f"half={half}"
+        folder.mkdir(parents=True)
+        options = pyarrow.ipc.IpcWriteOptions(compression="zstd" if half else None)
+        with pyarrow.ipc.new_file(folder / "x.arrow", table.schema, options=options) as file:
+            file.write_table(table, max_chunksize=12)
     for i in range(24):
         folder = root / "images" / "cab"[i % 3] / ("deep/er" if i % 5 == 0 else "")
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +114,8 @@ Make = Callable[..., sources.Source]
 COLUMNS = {
     "tokens": ["x"], "mds": ["i", "length", "first"], "jsonl": ["i", "t"],
     "webdataset": ["npy", "cls"], "webdataset, origin": ["cls", "__key__"], "tfrecord": ["i", "sq"],
-    "parquet": ["i", "x", "half"], "images": ["image", "label"], "images, dali": ["image", "label"],
+    "parquet": ["i", "x", "half"], "arrow": ["i", "x", "half"],
+    "images": ["image", "label"], "images, dali": ["image", "label"],
 }  # fmt: skip
 KINDS: dict[str, Make] = {
     "tokens": lambda root, **far: sources.tokens(f"{root}/tokens/", 5, "uint16", stride=4, **far),
@@ -124,6 +131,9 @@ KINDS: dict[str, Make] = {
     ),
     "parquet": lambda root, **far: sources.parquet(
         f"{root}/parquet/**/*.parquet", ["i", "x", "half"], row_group_cache=2, **far
+    ),
+    "arrow": lambda root, **far: sources.arrow(
+        f"{root}/arrow/**/*.arrow", ["i", "x", "half"], **far
     ),
     "images": lambda root, **far: sources.image_folder(f"{root}/images", **far),
     "images, dali": lambda root, **far: sources.image_folder(

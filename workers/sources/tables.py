@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
-from feeder.workers.sources.arguments import PathLike, flag, list_files, whole
+from feeder.workers.sources.arguments import PathLike, flag, whole
 from feeder.workers.sources.collate import make_columns
 from feeder.workers.sources.datasets import records
 from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.far.cache import Cache
-from feeder.workers.sources.far.paths import files_of
+from feeder.workers.sources.far.paths import FarPath, files_of
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.steps.each import Zipped
@@ -37,6 +37,7 @@ from feeder.workers.sources.stores.table_files import (
     ARROW_ERRORS,
     TABLES_KEPT,
     ArrowFiles,
+    ArrowObjects,
     HeldTable,
     HfTable,
     ParquetFiles,
@@ -119,34 +120,42 @@ def arrow(
     *,
     nulls: Any = "error",
     types: Mapping[str, Any] | None = None,
+    cache: Cache | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Unpack[OrderOptions],
 ) -> Source:
     """Rows of Arrow files: IPC files, as Feather writes them, and streams, as the caches of Hugging
-    Face are (extra `arrow`). They are mapped into memory; any row is read at once.
+    Face are (extra `arrow`). They are mapped into memory; any row is read at once. Of a URL only
+    IPC files are read, a record batch at a time.
 
     Or rows of a table of any library that exports Arrow's streams, as pyarrow, Polars, DuckDB,
     pandas and ADBC do. It is read once, when the source is made, and held in memory; a position
     fits a table with the same columns and as many rows.
 
     Args:
-        paths: A path, a folder, several, or a pattern such as "data/*.arrow"; or an object with
-            `__arrow_c_stream__`.
+        paths: A path or a URL, a folder, several, or a pattern such as "data/*.arrow"; or an object
+            with `__arrow_c_stream__`.
         columns: The columns to read, or fields of structs, such as "image.bytes"; None is all.
         nulls: What a null becomes, as of `parquet`.
         types: By column the type that it is brought to, as of `parquet`.
+        cache: A `feeder.Cache` that URLs are read through; None is that of FEEDER_CACHE.
+        storage_options: How the store of a URL is reached, as of `parquet`.
         options: `OrderOptions`.
 
     Raises:
         ConfigError: a file is missing, damaged or has other columns than the first, pyarrow is not
             installed, or an option is wrong.
+        StorageError: an object is missing or refused, or its store does not answer.
     """
     told = Nulls.of(nulls)
     files: Tables
     if hasattr(paths, "__arrow_c_stream__"):
         files = HeldTable(paths, _names(columns), types)
     else:
-        listed = list_files(paths, "an Arrow file", ("arrow", "feather", "ipc"))
-        files = ArrowFiles(listed, _names(columns), types)
+        suffixes = ("arrow", "feather", "ipc")
+        listed = files_of(paths, "an Arrow file", suffixes, cache, storage_options)
+        is_far = any(isinstance(path, FarPath) for path in listed)
+        files = (ArrowObjects if is_far else ArrowFiles)(listed, _names(columns), types)
     return Source(TableRecords("arrow", files, Kept(TABLES_KEPT), told), **options)
 
 
@@ -347,7 +356,7 @@ class TableRecords:
 
     def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
         """What rows read of objects: the groups that they lie in."""
-        if isinstance(self._tables, ParquetFiles):
+        if isinstance(self._tables, ParquetFiles | ArrowObjects):
             rows = self._tables.rows(indices)
             for number in np.unique(np.searchsorted(self._tables.ends, rows, side="right")):
                 yield from self._tables.touches(int(number))

@@ -33,6 +33,7 @@ _AT_ONCE = 16
 
 _BUFFER_BYTES = 64 * 1024
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
@@ -243,9 +244,9 @@ def _pattern(url: str) -> str:
     return made
 
 
-def in_parallel(function: Callable[[str], _T], urls: Sequence[str]) -> list[_T]:
-    """What a function returns for each URL, in their order."""
-    if len(urls) < 2:
-        return [function(url) for url in urls]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(urls)), "feeder far") as pool:
-        return [*pool.map(function, urls)]
+def in_parallel(function: Callable[[_S], _T], given: Sequence[_S]) -> list[_T]:
+    """What a function returns for each of what is given, in their order."""
+    if len(given) < 2:
+        return [function(one) for one in given]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(given)), "feeder far") as pool:
+        return [*pool.map(function, given)]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 from urllib.parse import unquote
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.extras import load
 from feeder.workers.sources.far.ahead import Touch
-from feeder.workers.sources.far.paths import FarPath
+from feeder.workers.sources.far.paths import FarPath, in_parallel
 from feeder.workers.sources.stores.arrow_columns import (
     empty_table,
     find_field,
@@ -148,6 +150,11 @@ class _Files:
                     raise ValueError(f"column {field.name!r} has values that {kind} does not hold")
                 table = table.set_column(i, field.with_type(kind), made)
         return table
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether some of the files are objects of stores."""
+        return any(isinstance(path, FarPath) for path in self.paths)
 
     def empty(self) -> Any:
         return empty_table(self._outer)
@@ -282,11 +289,6 @@ class ParquetFiles(_Files):
                 )
             return file.schema_arrow, rows, _digest_of_end(path)
 
-    @property
-    def has_objects(self) -> bool:
-        """Whether some of the files are objects of stores."""
-        return any(isinstance(path, FarPath) for path in self.paths)
-
     def _footer(self, file_number: int) -> Any:
         path, read = self.paths[file_number], load("pyarrow.parquet", "arrow").read_metadata
         return self._footers.get(file_number, lambda: read(_as_given(path), memory_map=True))
@@ -404,6 +406,106 @@ class ArrowFiles(_Files):
     def name(self, number: int) -> str:
         file, batch = self.places[number]
         return f"{self.paths[file]!r}, record batch {batch}"
+
+
+class ArrowObjects(_Files):
+    """Record batches of Arrow files of which some are objects. Opened at the call; read-only."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        columns: list[str] | None,
+        types: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._spans: list[tuple[int, int]] = []
+        """The first byte of each batch, and the one after its last."""
+        super().__init__(paths, columns, types)
+
+    def _open(self, path: str) -> tuple[Any, list[int], str]:
+        ipc = load("pyarrow.ipc", "arrow")
+        with _opened(path) as file:
+            if file.read(len(_ARROW_MAGIC)) != _ARROW_MAGIC:
+                raise ValueError(
+                    "it has no directory of its batches: streams of Arrow are read from a disk; "
+                    "write it as a file, as Feather is"
+                )
+            schema = ipc.open_file(file).schema
+            try:
+                spans = _spans_of_batches(file)
+                # Each is a request of its own.
+                rows = in_parallel(partial(_rows_of_batch, path), spans)
+            except struct.error as error:
+                raise ValueError("the directory of its batches is damaged") from error
+        self._spans += [(start, stop) for start, _, stop in spans]
+        return schema, rows, _digest_of_end(path)
+
+    def touches(self, number: int) -> Iterator[Touch]:
+        """What a batch takes of an object."""
+        path = self.paths[self.places[number][0]]
+        if isinstance(path, FarPath):
+            yield path, *self._spans[number]
+
+    def group(self, number: int) -> Any:
+        file_number, batch = self.places[number]
+        with _opened(self.paths[file_number]) as file:
+            batches = _MappedBatches(self.columns)
+            batches.add([load("pyarrow.ipc", "arrow").open_file(file).get_batch(batch)])
+            return self.completed(batches.take(0), file_number)
+
+    def name(self, number: int) -> str:
+        file, batch = self.places[number]
+        return f"{self.paths[file]!r}, record batch {batch}"
+
+
+def _opened(path: str) -> Any:
+    return path.file() if isinstance(path, FarPath) else open(path, "rb")
+
+
+# pyarrow does not tell where batches lie, nor how many rows one has before it has read all of it.
+# Apache Arrow's File.fbs and Message.fbs say how both are written, by the rules of FlatBuffers.
+
+
+def _spans_of_batches(file: Any) -> list[tuple[int, int, int]]:
+    """Of each batch of a file its first byte, the one after what describes it, and the one after
+    its last."""
+    size = file.seek(-10, os.SEEK_END)
+    (length,) = struct.unpack("<i6x", file.read(10))
+    file.seek(size - length)
+    footer = file.read(length)
+    listed = _field(footer, _followed(footer, 0), 3)
+    if listed is None:
+        return []
+    start = _followed(footer, listed)
+    (num,) = struct.unpack_from("<I", footer, start)
+    blocks = struct.iter_unpack("<qi4xq", footer[start + 4 :][: 24 * num])
+    return [(at, at + described, at + described + body) for at, described, body in blocks]
+
+
+def _rows_of_batch(path: str, span: tuple[int, int, int]) -> int:
+    start, stop, _ = span
+    with _opened(path) as file:
+        file.seek(start)
+        message = file.read(stop - start)
+    # Before it stand its length, and in files of today a mark.
+    message = message[8 if message.startswith(b"\xff\xff\xff\xff") else 4 :]
+    header = _field(message, _followed(message, 0), 2)
+    rows = None if header is None else _field(message, _followed(message, header), 0)
+    return 0 if rows is None else int(struct.unpack_from("<q", message, rows)[0])
+
+
+def _followed(data: bytes, place: int) -> int:
+    """Where the offset at a place leads."""
+    return place + int(struct.unpack_from("<I", data, place)[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int | None:
+    """Where a field of a table lies; None if it has its default."""
+    fields = table - int(struct.unpack_from("<i", data, table)[0])
+    (size,) = struct.unpack_from("<H", data, fields)
+    if 4 + 2 * number >= size:
+        return None
+    (offset,) = struct.unpack_from("<H", data, fields + 4 + 2 * number)
+    return table + offset if offset else None
 
 
 class HeldTable(_Files):

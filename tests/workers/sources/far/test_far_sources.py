@@ -3,6 +3,7 @@ cache, whatever the store does, and after a resume on a host whose cache is empt
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from threading import Event
 from typing import Any
 
 import numpy as np
+import pyarrow.ipc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,7 +122,7 @@ def caches() -> Iterator[ExitStack]:
 
 
 @pytest.mark.parametrize("kind", [
-    "tokens", "mds", "jsonl", "tfrecord", "parquet", "images",
+    "tokens", "mds", "jsonl", "tfrecord", "parquet", "arrow", "images",
     pytest.param("webdataset", marks=pytest.mark.served),  # as much work as feeds that are served
 ])  # fmt: skip
 def test_an_object_that_has_changed_is_named_at_a_resume_and_at_reading(
@@ -137,7 +139,7 @@ def test_an_object_that_has_changed_is_named_at_a_resume_and_at_reading(
     path = max(path for path in named if not path.endswith(("index.json", ".txt")))
     # One byte of the content, and nothing else.
     data = bytearray(changing.objects[path])
-    data[{"webdataset": 600, "images": 40, "parquet": 40}.get(kind, -1)] ^= 1
+    data[{"webdataset": 600, "images": 40, "parquet": 40, "arrow": 40}.get(kind, -1)] ^= 1
     changing.objects[path] = bytes(data)
     with pytest.raises(
         ResumeError, match="objects" if kind == "images" else path.rpartition("/")[2]
@@ -145,7 +147,7 @@ def test_an_object_that_has_changed_is_named_at_a_resume_and_at_reading(
         make(kind, source("b"), 4, 1, state)
     # A source that was made before does not mix old and new bytes. If it has read all of it
     # before, for its index or its footer, the rows are those of then.
-    if kind in ("jsonl", "tfrecord", "parquet"):
+    if kind in ("jsonl", "tfrecord", "parquet", "arrow"):
         assert read(make(kind, first, 4, 1))[0] == read(make(kind, KINDS[kind](files), 4, 1))[0]
         return
     with pytest.raises(feeder.FetchError) as caught:
@@ -175,6 +177,16 @@ def test_what_is_missing_refused_or_compressed_is_named_when_a_source_is_made(
     far.objects["bucket/x.jsonl.gz"] = bytes.fromhex("1f8b0800000000000003") + b"rest"
     with pytest.raises(ConfigError, match=r"is compressed \(gzip\)"):
         sources.jsonl(f"{url}/x.jsonl.gz")
+    rows = pyarrow.table({"i": [1, 2]})
+    stream = io.BytesIO()
+    with pyarrow.ipc.new_stream(stream, rows.schema) as file:
+        file.write_table(rows)
+    far.objects["bucket/x.arrow"] = stream.getvalue()
+    with pytest.raises(ConfigError, match=r"x\.arrow' cannot be read: it has no directory"):
+        sources.arrow(f"{url}/x.arrow")
+    far.objects["bucket/x.arrow"] = b"ARROW1\0\0 and no more"
+    with pytest.raises(ConfigError, match=r"x\.arrow' cannot be read: "):
+        sources.arrow(f"{url}/x.arrow")
     far.objects["bucket/cut.tar"] = far.objects["bucket/tar/000.tar"][:20_000]
     with pytest.raises(ConfigError, match="unexpected end of data"):
         sources.webdataset(f"{url}/cut.tar", ["cls"])
