@@ -30,6 +30,8 @@ class FarServer:
         self.listings = 0
         self.compares = True
         """Whether it looks at the tags that it is asked to compare."""
+        self.takes = True
+        """Whether objects may be written."""
         self.given_up = threading.Event()
         """Set when the test ends: what stalls stalls until then."""
         self._lock = threading.Lock()
@@ -95,6 +97,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._list(url.path.strip("/"), parse_qs(url.query))
         else:
             self._answer(with_body=True)
+
+    def do_PUT(self) -> None:
+        path = unquote(urlsplit(self.path).path).strip("/")
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.far.takes:
+            self.server.far.objects[path] = data
+        self.send_response(200 if self.server.far.takes else 403)
+        self.send_header("ETag", '"e"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _answer(self, *, with_body: bool) -> None:
         far, path = self.server.far, unquote(urlsplit(self.path).path).strip("/")

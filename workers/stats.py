@@ -274,7 +274,7 @@ class StreamStats:
     def store(self) -> dict[str, float] | None:
         """What the source has met with in reading objects of stores; None if it reads none."""
         counts: Callable[[], dict[str, float] | None] = getattr(
-            self.source, "store_counts", lambda: None
+            self.source, "_store_counts", lambda: None
         )
         return counts()
 

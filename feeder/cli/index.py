@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +25,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "index",
         description="Make the indexes that sources.webdataset, tfrecord and jsonl read files by, "
         "and decompress files that are compressed, so that records are read in any order. What a "
-        "compressed file holds lies beside its index.",
+        "compressed file holds lies beside its index. Of objects of stores, by URLs, the indexes "
+        "become objects beside them, which every source finds; the variables of the environment "
+        "say how a store is reached. What is there is not made again.",
     )
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="a file, a pattern, or a folder")
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", help="a file, a URL, a pattern, or a folder"
+    )
     parser.add_argument("--as", dest="kind", choices=_KINDS,
                         help="what the files are (default: by their names)")  # fmt: skip
     parser.add_argument("--index", metavar="DIR",
@@ -37,18 +42,22 @@ def main(arguments: argparse.Namespace) -> int:
     """Index each path, and say what it holds."""
     for path in arguments.paths:
         for records, place in _written(path, arguments.kind or _kind_of(path), arguments.index):
-            print(f"{place}: {records} records, {size(os.stat(place).st_size)}", flush=True)
+            told = f", {size(os.stat(place).st_size)}" if os.path.exists(place) else ""
+            print(f"{place}: {records} records{told}", flush=True)
     return 0
 
 
 def _written(path: str, kind: str, folder: str | None) -> Iterator[tuple[int, str]]:
     # Sources are loaded where they are looked at.
     from feeder.workers.sources import shards
-    from feeder.workers.sources.arguments import list_files
+    from feeder.workers.sources.far.objects import is_url
+    from feeder.workers.sources.far.paths import files_of
     from feeder.workers.sources.mds import write_shards
     from feeder.workers.sources.stores.offsets import write_index
 
     if kind == "mds":
+        if is_url(path):
+            raise ConfigError(f"{path!r}: MDS shards of a store need no index")
         yield from write_shards(path)
         return
     scan, suffixes = {
@@ -56,7 +65,10 @@ def _written(path: str, kind: str, folder: str | None) -> Iterator[tuple[int, st
         "webdataset": (shards.scan_tar, shards.TARS),
         "tfrecord": (shards.scan_tfrecord, shards.TFRECORDS),
     }[kind]  # fmt: skip
-    for file in list_files(path, "files to index", suffixes):
+    listed = files_of(path, "files to index", suffixes)
+    for number, file in enumerate(listed, 1):
+        if is_url(file):
+            print(f"{file}, file {number} of {len(listed)}", end="\r", file=sys.stderr, flush=True)
         yield write_index(file, scan, folder)
 
 

@@ -320,7 +320,7 @@ class Source:
         `on_error="skip"`), in processes and on actors too."""
         return self.records.skipped + self._elsewhere.skipped
 
-    def store_counts(self) -> dict[str, float] | None:
+    def _store_counts(self) -> dict[str, float] | None:
         """How long calls have waited for blocks of objects, and what the caches of this process
         have met with; None if nothing is read from stores here."""
         return None if self._ahead is None else {"wait_s": self._ahead.waits.seconds(), **totals()}

@@ -149,6 +149,25 @@ class Objects:
             found = [(quote(path), meta) for path, meta in found]
         return sorted(_known(f"{root}/{path}", meta) for path, meta in found)
 
+    def found(self, url: str) -> bytes | None:
+        """All of an object; None if it is not there, or cannot be had."""
+        obstore = load()
+        store, key = self._store(url)
+        try:
+            return self._again(url, lambda: bytes(obstore.get(store, key).bytes()))
+        except StorageError:
+            return None
+
+    def put(self, url: str, data: bytes) -> None:
+        """Write an object.
+
+        Raises:
+            StorageError: the store refuses it, or does not answer.
+        """
+        obstore = load()
+        store, key = self._store(url)
+        self._again(url, lambda: obstore.put(store, key, data))
+
     def read(self, known: Known, start: int, stop: int) -> bytes:
         """The bytes of an object from `start` to `stop` - 1. Raises as `bring` does."""
         parts: list[bytes] = []

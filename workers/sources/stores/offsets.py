@@ -21,7 +21,8 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from io import BufferedReader, UnsupportedOperation
+from functools import partial
+from io import BufferedReader, BytesIO, UnsupportedOperation
 from mmap import ACCESS_READ, mmap
 from typing import IO, Any, BinaryIO
 
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.arguments import PathLike
 from feeder.workers.sources.far.ahead import Touch
-from feeder.workers.sources.far.paths import FarPath
+from feeder.workers.sources.far.paths import FarPath, in_parallel
 from feeder.workers.sources.stores.inflated import (
     Contents,
     InflatedFile,
@@ -128,6 +129,7 @@ class IndexedFiles:
         self._paths, self._decode, self._with_origin = paths, decode, with_origin
         self._after = after
         keeper, counts = _Keeper(folder), []
+        keeper.look_beside([path for path in paths if isinstance(path, FarPath)])
         places: list[Place] = []
         self._places: list[str | None] = []
         """Where the index of each file is kept, if it is."""
@@ -261,16 +263,41 @@ class IndexedFiles:
 
 
 def write_index(path: str, scan: Scan, folder: PathLike | None) -> tuple[int, str]:
-    """Make the index of a file, and write down what it holds if it is compressed. Returns how many
-    records it has, and where its content lies.
+    """Make the index of a file, and write down what it holds if it is compressed; that of an object
+    becomes an object beside it, or a file in the folder. Returns how many records it has, and where
+    its content, or its index, lies.
 
     Raises:
         ConfigError: the file cannot be read, or what it holds cannot be written.
+        StorageError: an object cannot be read or written.
     """
     keeper = _Keeper(folder)
-    index, _ = keeper.index(path, scan, "1 of 1")
-    place = keeper.content(path, index, write=True)
-    return int(index["record"][-1]) + 1 if len(index) > _HEADS else 0, place.path
+    if isinstance(path, FarPath):
+        keeper.look_beside([path])
+    index, kept = keeper.index(path, scan, "1 of 1")
+    num = int(index["record"][-1]) + 1 if len(index) > _HEADS else 0
+    if not isinstance(path, FarPath):
+        return num, keeper.content(path, index, write=True).path
+    if folder is not None:
+        if kept is None:
+            raise ConfigError(f"the index of {path!r} cannot be written to {folder!r}")
+        return num, kept
+    if not keeper.is_beside(path):
+        file, whole = BytesIO(), np.array(index)
+        whole["record"][0] = _sealed(whole)
+        np.save(file, whole, allow_pickle=False)
+        path.objects.put(_beside(path), file.getvalue())
+    return num, _beside(path)
+
+
+def _beside(path: FarPath) -> str:
+    """The URL of the index of an object."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{_name_of_index(name)}"
+
+
+def _name_of_index(name: str) -> str:
+    return f".{name}.feeder-index"
 
 
 def _told(records: int, whole: NDArray[Any]) -> str:
@@ -350,6 +377,23 @@ class _Keeper:
     def __init__(self, folder: PathLike | None) -> None:
         self._folder = None if folder is None else os.fspath(folder)
         self._has_told = False
+        self._found: dict[str, NDArray[Any]] = {}
+        """Indexes that lie beside their objects."""
+
+    def look_beside(self, paths: Sequence[FarPath]) -> None:
+        """Bring the indexes of objects that lie beside them, of which none is kept here, several at
+        once."""
+        lacking = [path for path in paths if not os.path.exists(self._place_of(path))]
+        for path, data in zip(lacking, in_parallel(_found_beside, lacking), strict=True):
+            if (
+                data is not None
+                and (whole := _if_whole(partial(np.load, BytesIO(data)))) is not None
+            ):
+                self._found[path] = whole
+
+    def is_beside(self, path: str) -> bool:
+        """Whether the index of an object lies beside it."""
+        return path in self._found
 
     def index(self, path: str, scan: Scan, which: str) -> tuple[NDArray[Any], str | None]:
         """The index of a file, one that is kept or a new one, and where it is kept, if it is."""
@@ -397,6 +441,10 @@ class _Keeper:
         index = _load_if_of(place, head) if place else None
         if index is not None and index[0]["kind"] == head[1]:
             return index, place
+        beside = _if_of(self._found.pop(path, None), head)
+        if beside is not None and beside[0]["kind"] == head[1]:
+            self._found[path] = beside
+            return self._kept(place, beside) if place else (beside, None)
         logger.info("indexing %r, file %s", path, which)
         _refuse_compressed(path)
         try:
@@ -416,7 +464,7 @@ class _Keeper:
         return packed.found(self._place_of(path), size, digest, write=write)
 
     def _place_of(self, path: str) -> str:
-        name = f".{os.path.basename(path)}.feeder-index"
+        name = _name_of_index(os.path.basename(path))
         if isinstance(path, FarPath):
             folder = path.blocks.indexes if self._folder is None else self._folder
             digest = xxhash.xxh3_64_hexdigest(path.encode())
@@ -466,12 +514,20 @@ def _sealed(whole: NDArray[Any]) -> int:
 
 def _load_if_whole(place: str) -> NDArray[Any] | None:
     """A kept index, if it is one of this version, and is as it was written."""
+    return _if_whole(partial(_load, place))
+
+
+def _if_whole(load: Callable[[], NDArray[Any]]) -> NDArray[Any] | None:
     try:
-        whole = _load(place)
+        whole = load()
     except Exception:  # NumPy reads a header as Python's code, and says what is wrong as that does
         return None
     is_index = whole.dtype == ENTRY and whole.ndim == 1 and len(whole) >= _HEADS
     return whole if is_index and int(whole["record"][0]) == _sealed(whole) else None
+
+
+def _found_beside(path: FarPath) -> bytes | None:
+    return path.objects.found(_beside(path))
 
 
 def is_whole_index(place: str) -> bool:
@@ -481,7 +537,11 @@ def is_whole_index(place: str) -> bool:
 
 def _load_if_of(place: str, head: tuple[int, bytes, int, int]) -> NDArray[Any] | None:
     """A kept index, if it is of a file of this size that was changed then."""
-    if (whole := _load_if_whole(place)) is None:
+    return _if_of(_load_if_whole(place), head)
+
+
+def _if_of(whole: NDArray[Any] | None, head: tuple[int, bytes, int, int]) -> NDArray[Any] | None:
+    if whole is None:
         return None
     _, name, *status = whole[0].item()
     is_right = (*status,) == head[2:]

@@ -228,6 +228,46 @@ def test_an_index_is_made_once_and_a_warm_cache_asks_for_nothing(
     assert changing.asked == []
 
 
+def test_indexes_beside_objects_are_made_once_for_every_host(
+    changing: FarServer, tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name, value in changing.options().items():
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+    monkeypatch.setenv("FEEDER_CACHE", f"{tmp_path / 'first'},{64 * 4096}")
+    shards = sorted(path for path in changing.objects if path.endswith(".tar"))
+    assert main(["index", "s3://bucket/tar/*.tar"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"s3://bucket/tar/.{name}.tar.feeder-index: 30 records" for name in ("000", "030", "060")
+    ]
+    # It goes on where it was: what is there is not made again.
+    changing.asked.clear()
+    del changing.objects["bucket/tar/.030.tar.feeder-index"]
+    monkeypatch.setenv("FEEDER_CACHE", f"{tmp_path / 'second'},{64 * 4096}")
+    assert main(["index", "s3://bucket/tar/*.tar"]) == 0
+    assert {path for path, _ in changing.asked if path in shards} == {"bucket/tar/030.tar"}
+    # Another host reads no shard for its index, and one that has changed is gone through.
+    changing.asked.clear()
+    with feeder.Cache(tmp_path / "third", 64 * 4096) as cache:
+        source = KINDS["webdataset"]("s3://bucket", cache=cache)
+        assert [path for path, _ in changing.asked if path in shards] == []
+        near = KINDS["webdataset"](files)
+        assert read(make("webdataset", source, 4, 1))[0] == read(make("webdataset", near, 4, 1))[0]
+    changing.objects["bucket/tar/000.tar"] = changing.objects["bucket/tar/030.tar"]
+    changing.objects["bucket/tar/.060.tar.feeder-index"] = b"no index"
+    changing.asked.clear()
+    with feeder.Cache(tmp_path / "fourth", 64 * 4096) as cache:
+        KINDS["webdataset"]("s3://bucket", cache=cache)
+    assert {path for path, _ in changing.asked if path in shards} == {shards[0], shards[2]}
+    # A store that takes nothing is told of, and a folder takes its place.
+    changing.takes = False
+    assert main(["index", "s3://bucket/tar/000.tar"]) == 1
+    assert "is refused" in capsys.readouterr().err
+    assert main(["index", "s3://bucket/tar/000.tar", "--index", str(tmp_path)]) == 0
+    assert str(tmp_path) in capsys.readouterr().out
+    assert main(["index", "s3://bucket/mds", "--as", "mds"]) == 2
+
+
 def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
     changing: FarServer, tmp_path: Path
 ) -> None:
@@ -240,7 +280,7 @@ def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
 
     with feeder.Cache(tmp_path / "cache", 64 * 4096) as cache:
         source = KINDS["jsonl"]("s3://bucket", cache=cache, storage_options=changing.options())
-        assert source.store_counts() is None
+        assert source._store_counts() is None
         # All of it was read for the index.
         shutil.rmtree(tmp_path / "cache" / "blocks")
         before = len(changing.asked)
