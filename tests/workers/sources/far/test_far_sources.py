@@ -241,11 +241,14 @@ def test_indexes_beside_objects_are_made_once_for_every_host(
         f"s3://bucket/tar/.{name}.tar.feeder-index: 30 records" for name in ("000", "030", "060")
     ]
     # It goes on where it was: what is there is not made again.
+    blocks_module.blocks_of_this_process(str(tmp_path / "first"), 64 * 4096).close()
     changing.asked.clear()
     del changing.objects["bucket/tar/.030.tar.feeder-index"]
     monkeypatch.setenv("FEEDER_CACHE", f"{tmp_path / 'second'},{64 * 4096}")
     assert main(["index", "s3://bucket/tar/*.tar"]) == 0
     assert {path for path, _ in changing.asked if path in shards} == {"bucket/tar/030.tar"}
+    # What it has asked for in advance has come.
+    blocks_module.blocks_of_this_process(str(tmp_path / "second"), 64 * 4096).close()
     # Another host reads no shard for its index, and one that has changed is gone through.
     changing.asked.clear()
     with feeder.Cache(tmp_path / "third", 64 * 4096) as cache:
