@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from feeder.workers.errors import ConfigError
+from feeder.workers.errors import ConfigError, StorageError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import PathLike, flag
 from feeder.workers.sources.datasets import FileRecords
@@ -238,7 +238,15 @@ class MdsShards:
 
 def _objects(far: Far, folder: str, entries: list[dict[str, Any]]) -> dict[str, FarPath]:
     """The shards of a folder of a store, by their URLs."""
-    paths = far.inside(folder, [entry["raw_data"]["basename"] for entry in entries])
+    try:
+        paths = far.inside(folder, [entry["raw_data"]["basename"] for entry in entries])
+    except StorageError as error:
+        if any(entry.get("zip_data") for entry in entries):
+            raise ConfigError(
+                f"{folder!r} lists compressed shards ({entries[0]['compression']}), and {error}: "
+                "objects of stores are read as they are; decompress them"
+            ) from error
+        raise
     for path, entry in zip(paths, entries, strict=True):
         if path.known.size != (listed := entry["raw_data"].get("bytes", path.known.size)):
             raise ConfigError(

@@ -12,18 +12,20 @@ brought when it is read.
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
 import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import groupby, islice
 from resource import RLIMIT_NOFILE, getrlimit
 from threading import Condition, Event, Lock, Thread, local
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 import xxhash
@@ -90,6 +92,7 @@ _WAIT_S = 2 * RETRY_S
 _EXIT_S = 2.0
 """The end of the interpreter waits so long for requests that are under way."""
 
+_T = TypeVar("_T")
 logger = logging.getLogger("feeder")
 
 
@@ -416,7 +419,7 @@ class Blocks:
         known = self._compared.get(number)
         if known is None:
             folder._compared.discard(key)
-        block = folder.open(key)
+        block = self._with_files(partial(folder.open, key))
         if block is not None and known is not None and block.state != known:
             folder._compared.discard(key)
             block = folder.open(key)
@@ -657,7 +660,8 @@ class Blocks:
         try:
             start, stop = one.span(number)
             name = f"{one.known.url}#{number - one.first}"
-            return self._folder.claim(one.key(number), stop - start, name, due)
+            claim = partial(self._folder.claim, one.key(number), stop - start, name, due)
+            return self._with_files(claim)
         except OSError as error:
             self._degrade(error)
             return None
@@ -728,6 +732,18 @@ class Blocks:
             self._folder.rank((self._object(n).key(n), due) for n, due in dues.items())
         except OSError as error:
             self._degrade(error)
+
+    def _with_files(self, open_one: Callable[[], _T]) -> _T:
+        """What opens a file returns; if the process has too many, those that are held make room."""
+        try:
+            return open_one()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        with self._lock:
+            held, self._open = self._open, OrderedDict()
+        held.clear()
+        return open_one()
 
     def _degrade(self, error: OSError) -> None:
         """The disk fails: say so once. Each block is tried anew, and kept in memory if it fails."""

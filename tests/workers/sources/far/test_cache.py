@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -240,6 +241,30 @@ def test_a_block_that_is_there_and_cannot_be_read_or_removed_is_brought_into_mem
     # The block once more, and once the one after it.
     assert len(far.asked) <= 4
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("which", ["open", "claim"])
+def test_blocks_that_are_held_open_make_room_for_others(
+    cache: Blocks, far: FarServer, known: tuple[Objects, Known], which: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    one, data = known[1], far.objects["b/x"]
+    cache.read(one, 0, 10)
+    cache.read(one, 0, 10)
+    cache.read(one, BLOCK, BLOCK + 10)
+    assert len(cache._open) == 1
+    there = getattr(Folder, which)
+
+    def too_many(*arguments: Any) -> Any:
+        if cache._open:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return there(*arguments)
+
+    monkeypatch.setattr(Folder, which, too_many)
+    at = BLOCK if which == "open" else 5 * BLOCK
+    assert cache.read(one, at, at + 10) == data[at : at + 10]
+    assert not caplog.records
+    assert not cache._memory
 
 
 @pytest.mark.parametrize("how", ["cut", "changed"])
