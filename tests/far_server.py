@@ -12,8 +12,27 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import numpy as np
+
 Fault = Callable[[int, str, tuple[int, int] | None], str]
 """By a request's number, its path and its range: the fault that it meets, "" for none."""
+
+
+class Numbers:
+    """An object that holds the numbers from one on, 8 bytes each, by formula: of any size."""
+
+    def __init__(self, first: int, num: int) -> None:
+        self.first, self.num = first, num
+
+    def __repr__(self) -> str:
+        return f"Numbers({self.first}, {self.num})"
+
+    def __len__(self) -> int:
+        return 8 * self.num
+
+    def __getitem__(self, span: slice) -> bytes:
+        numbers = np.arange(span.start // 8, -(-span.stop // 8), dtype="<u8") + self.first
+        return numbers.tobytes()[span.start % 8 :][: span.stop - span.start]
 
 
 class FarServer:
@@ -23,13 +42,17 @@ class FarServer:
     """
 
     def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
+        self.objects: dict[str, bytes | Numbers] = {}
         self.fault: Fault = lambda number, path, span: ""
         self.asked: list[tuple[str, tuple[int, int] | None]] = []
         """Of each GET of an object its path and range."""
         self.listings = 0
+        self.deepest = 0
+        """The most answers of which each was asked for when the one before had begun to come."""
         self.compares = True
         """Whether it looks at the tags that it is asked to compare."""
+        self.latency_s = 0.0
+        """How long each answer is on its way."""
         self.takes = True
         """Whether objects may be written."""
         self.given_up = threading.Event()
@@ -40,7 +63,9 @@ class FarServer:
         self.address = f"http://127.0.0.1:{self._http.server_port}"
 
     def etag(self, path: str) -> str:
-        return f'"{hashlib.md5(self.objects[path]).hexdigest()}"'
+        data = self.objects[path]
+        content = repr(data).encode() if isinstance(data, Numbers) else data
+        return f'"{hashlib.md5(content).hexdigest()}"'
 
     def note(self, path: str, span: tuple[int, int] | None) -> str:
         """Count a request; returns its fault."""
@@ -48,6 +73,11 @@ class FarServer:
             self.asked.append((path, span))
             number = len(self.asked) - 1
         return self.fault(number, path, span)
+
+    def come(self, depth: int) -> None:
+        """An answer begins to come, to a request that so many answers went before."""
+        with self._lock:
+            self.deepest = max(self.deepest, depth + 1)
 
     def options(self) -> dict[str, Any]:
         """Storage options by which `s3://` leads here."""
@@ -110,6 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         far, path = self.server.far, unquote(urlsplit(self.path).path).strip("/")
+        depth = far.deepest
+        far.given_up.wait(far.latency_s)
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         span = (int(found[1]), int(found[2]) + 1) if found else None
         fault = far.note(path, span) if with_body else ""
@@ -130,6 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         stop = min(stop, len(data))
         if fault == "shifted":
             start, stop = start + 1, stop + 1
+        far.come(depth)
         self.send_response(206 if span else 200)
         if span:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
@@ -33,7 +33,7 @@ from far_files import (
     upload,
     write_files,
 )
-from far_server import FarServer, far_server
+from far_server import FarServer, Numbers, far_server
 from feeder import sources
 from feeder.cli import main
 from feeder.errors import ConfigError, ResumeError, StorageError
@@ -277,6 +277,45 @@ def test_indexes_beside_objects_are_made_once_for_every_host(
     assert main(["index", "s3://bucket/tar/000.tar", "--index", str(tmp_path)]) == 0
     assert str(tmp_path) in capsys.readouterr().out
     assert main(["index", "s3://bucket/mds", "--as", "mds"]) == 2
+
+
+class NumbersHere:
+    """The numbers that the objects hold, as records."""
+
+    def __init__(self, first: int, num: int) -> None:
+        self._first, self._num = first, num
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array([self._first + index], "<u8")
+
+
+def test_a_mixture_goes_on_at_record_a_billion_within_five_round_trips(far: FarServer) -> None:
+    per_object, num_objects, size = 10**8, 12, 64
+
+    def mixed(make: Callable[[int], sources.Source]) -> sources.Source:
+        a, b = (make(number).shuffle(window=65536) for number in range(2))
+        return sources.mix({"a": (a, 0.7), "b": (b, 0.3)})
+
+    def there(number: int) -> sources.Source:
+        names = f"{far.address}/{number}/{{00..11}}"
+        return sources.tokens(names, 1, "uint64", offset=0)
+
+    def here(number: int) -> sources.Source:
+        return sources.records(NumbersHere(number << 40, num_objects * per_object))
+
+    for number in range(2):
+        for i in range(num_objects):
+            far.objects[f"{number}/{i:02d}"] = Numbers((number << 40) + i * per_object, per_object)
+    far.latency_s = 0.1
+    call = feeder.Call(10**9 // size, 0, 0, size, 7)
+    (rows,) = mixed(there)(call)
+    # One for the sizes and tags of each source, and one for the blocks of the call.
+    assert far.deepest <= 5
+    assert np.array_equal(rows, mixed(here)(call)[0])
+    assert far.asked[0][1][0] > 0
 
 
 def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
