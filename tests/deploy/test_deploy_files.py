@@ -174,6 +174,28 @@ def test_volumes_that_are_mounted_are_there() -> None:
             assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
+def test_servers_have_a_cache_that_fits_into_its_volume() -> None:
+    told = load("compose.yaml")["services"]["feeder"]["environment"]["FEEDER_CACHE"]
+    folder, max_bytes = told.rsplit(",", 1)
+    assert f"cache:{folder}" in load("compose.yaml")["services"]["feeder"]["volumes"]
+    assert f" {folder}\n" in (DEPLOY / "Dockerfile").read_text()
+    for kind in ("StatefulSet", "Job"):
+        for workload in kubernetes(kind):
+            pod = workload["spec"]["template"]["spec"]
+            (server,) = (
+                container
+                for container in [*pod["initContainers"], *pod["containers"]]
+                if "serve" in container.get("args", ())
+            )
+            assert {"name": "FEEDER_CACHE", "value": told} in server["env"]
+            assert {"name": "cache", "mountPath": folder} in server["volumeMounts"]
+            (volume,) = (one for one in pod["volumes"] if one["name"] == "cache")
+            size = int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi")) << 30
+            # Its table and its indexes come on top.
+            assert int(max_bytes) <= 0.95 * size
+    assert told.rpartition(",")[2] in (DEPLOY / "slurm/train.sbatch").read_text()
+
+
 def test_the_number_of_pods_is_what_they_are_told() -> None:
     (pool,), (job,) = kubernetes("StatefulSet"), kubernetes("Job")
     numbers = {"feeder": pool["spec"]["replicas"], "train": job["spec"]["completions"]}
