@@ -641,6 +641,7 @@ class Blocks:
                     self._store(number, claims.pop(number), data)
                     self._arrived(number, data)
                     left.discard(number)
+                    self._pump()
 
                 start, stop = one.span(run[0])[0], one.span(run[-1])[1]
                 one.objects.bring(one.known, start, stop, BLOCK_BYTES, arrived)

@@ -149,17 +149,18 @@ def files_of(
             raise ConfigError("storage_options are given, and no path is a URL: leave them out")
         return list_files(given, what, suffixes)
     far = Far(cache, storage_options)
-    listed: list[str] = []
-    for path in given:
-        if is_url(path):
-            listed += far.files_of(path, what, suffixes)
-        else:
-            listed += list_files(path, what, suffixes)
-    return listed
+
+    def files_at(path: str) -> Sequence[str]:
+        found: Sequence[str] = (
+            far.files_of(path, what, suffixes) if is_url(path) else list_files(path, what, suffixes)
+        )
+        return found
+
+    return [file for files in in_parallel(files_at, given) for file in files]
 
 
 class Far:
-    """What URLs of one source are read by. Owner: the thread that makes the source."""
+    """What URLs of one source are read by. Any thread."""
 
     def __init__(self, cache: Cache | None, storage_options: Mapping[str, Any] | None) -> None:
         if storage_options is not None and not isinstance(storage_options, Mapping):

@@ -318,6 +318,16 @@ def test_a_mixture_goes_on_at_record_a_billion_within_five_round_trips(far: FarS
     assert far.asked[0][1][0] > 0
 
 
+def test_many_urls_are_asked_about_at_once(far: FarServer) -> None:
+    urls = [f"{far.address}/b/{i}" for i in range(12)]
+    for i in range(12):
+        far.objects[f"b/{i}"] = bytes([i, 0]) * 50
+    far.latency_s = 0.1
+    source = sources.tokens(urls, 50, "uint16", offset=0)
+    assert far.deepest <= 3
+    assert source(feeder.Call(0, 0, 0, 12, 7))[0][:, 0].tolist() == [*range(12)]
+
+
 def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
     changing: FarServer, tmp_path: Path
 ) -> None:

@@ -179,7 +179,7 @@ def test_a_store_that_does_not_answer_is_named_in_time(
     far: FarServer, known: tuple[Objects, Known], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects, one = known
-    monkeypatch.setattr(module, "RETRY_S", 0.05)
+    monkeypatch.setattr(module, "RETRY_S", 0.5)
     far.fault = lambda number, path, span: "500"
     with pytest.raises(StorageError, match=r"cannot be read: for 0 s: .*500"):
         objects.read(one, 0, 10)
