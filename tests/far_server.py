@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 
+_PACE_BYTES, _LATE_S = 1 << 16, 0.3
 Fault = Callable[[int, str, tuple[int, int] | None], str]
 """By a request's number, its path and its range: the fault that it meets, "" for none."""
 
@@ -53,6 +55,9 @@ class FarServer:
         """Whether it looks at the tags that it is asked to compare."""
         self.latency_s = 0.0
         """How long each answer is on its way."""
+        self.bytes_per_s = 0.0
+        """What all answers share; 0 is no bound."""
+        self._way_is_free_at = 0.0
         self.takes = True
         """Whether objects may be written."""
         self.given_up = threading.Event()
@@ -78,6 +83,23 @@ class FarServer:
         """An answer begins to come, to a request that so many answers went before."""
         with self._lock:
             self.deepest = max(self.deepest, depth + 1)
+
+    def send(self, write: Callable[[Any], Any], body: bytes) -> None:
+        """Send a body, as quick as the way is."""
+        if not self.bytes_per_s:
+            write(body)
+            return
+        for start in range(0, len(body), _PACE_BYTES):
+            part = memoryview(body)[start : start + _PACE_BYTES]
+            with self._lock:
+                now = time.monotonic()
+                # A machine that is late catches up.
+                begin = max(now - _LATE_S, self._way_is_free_at)
+                self._way_is_free_at = begin + len(part) / self.bytes_per_s
+                left = self._way_is_free_at - now
+            if left > 0:
+                self.given_up.wait(left)
+            write(part)
 
     def options(self) -> dict[str, Any]:
         """Storage options by which `s3://` leads here."""
@@ -180,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             far.given_up.wait(20)
             return None
-        self.wfile.write(body)
+        far.send(self.wfile.write, body)
         return None
 
     def _refuse(self, status: int) -> None:

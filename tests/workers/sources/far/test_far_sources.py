@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import far_link
 import feeder
 from far_campaign import main as campaign
 from far_files import (
@@ -326,6 +327,16 @@ def test_many_urls_are_asked_about_at_once(far: FarServer) -> None:
     source = sources.tokens(urls, 50, "uint16", offset=0)
     assert far.deepest <= 3
     assert source(feeder.Call(0, 0, 0, 12, 7))[0][:, 0].tolist() == [*range(12)]
+
+
+@pytest.mark.nightly
+def test_an_epoch_takes_as_long_as_its_link_and_few_requests() -> None:
+    one = far_link.measure(None, 1.5, 1, 0.25, 20e6, 128)
+    assert one.bytes == 1.0
+    assert one.requests <= 1.2
+    # A busy machine may be late.
+    assert one.time <= 1.25
+    assert one.first_trips <= 3.0
 
 
 def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
