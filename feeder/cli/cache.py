@@ -31,6 +31,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         if name == "prune":
             action.add_argument("--to", metavar="BYTES", type=count(0), required=True,
                                 help="how many bytes stay at most")  # fmt: skip
+            action.add_argument("--indexes", action="store_true",
+                                help="remove indexes too: no job may run then")  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -45,6 +47,11 @@ def main(arguments: argparse.Namespace) -> int:
                 return _list(folder)
             case "prune":
                 print(f"removed {folder.prune(arguments.to)} blocks")
+                if arguments.indexes:
+                    indexes = _indexes(folder)
+                    for path in indexes:
+                        path.unlink(missing_ok=True)
+                    print(f"removed {len(indexes)} indexes")
                 return 0
             case _:
                 return _verify(folder)
@@ -63,6 +70,8 @@ def _list(folder: Folder) -> int:
         print(f"{name}: {len(entries)} blocks, {total}, {_when(min(e.due for e in entries))}")
     every = [entry for entries in by_object.values() for entry in entries]
     print(f"{len(every)} blocks, {size(sum(entry.size for entry in every))}")
+    indexes = _indexes(folder)
+    print(f"{len(indexes)} indexes, {size(sum(path.stat().st_size for path in indexes))}")
     return 0
 
 
@@ -75,20 +84,23 @@ def _when(due: float) -> str:
 
 def _verify(folder: Folder) -> int:
     whole, damaged = folder.verify()
-    damaged += _verify_indexes(Path(folder.path, INDEXES))
+    damaged += _verify_indexes(folder)
     for name in damaged:
         print(f"{name} was damaged, and is removed")
     print(f"{whole} blocks are whole")
     return 1 if damaged else 0
 
 
-def _verify_indexes(folder: Path) -> list[str]:
+def _indexes(folder: Folder) -> list[Path]:
+    return [*Path(folder.path, INDEXES).glob("[0-9a-f]" * 16 + ".*.feeder-index")]
+
+
+def _verify_indexes(folder: Folder) -> list[str]:
     """Remove the damaged ones; returns which. A source makes them anew."""
     # NumPy is only needed here.
     from feeder.workers.sources.stores.offsets import is_whole_index
 
-    ours = folder.glob("[0-9a-f]" * 16 + ".*.feeder-index")
-    damaged = [path for path in ours if not is_whole_index(str(path))]
+    damaged = [path for path in _indexes(folder) if not is_whole_index(str(path))]
     for path in damaged:
         path.unlink(missing_ok=True)
     return [f"the index {path.name}" for path in damaged]

@@ -11,6 +11,8 @@ from far_child import key_of
 from feeder.cli import main
 from feeder.workers.sources.far.folder import NEVER, Claim, Folder
 
+INDEX = f"{'0' * 16}.x.feeder-index"
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
@@ -23,15 +25,19 @@ def path(tmp_path: Path) -> str:
         assert isinstance(claim, Claim)
         claim.write(bytes(5000))
     folder.close()
+    indexes = Path(folder.path, "indexes")
+    indexes.mkdir()
+    for name in (INDEX, "notes.txt"):
+        (indexes / name).write_bytes(b"bytes")
     return folder.path
 
 
 def test_what_is_there_is_listed(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "list", path]) == 0
-    first, second, last = capsys.readouterr().out.splitlines()
+    first, second, blocks, indexes = capsys.readouterr().out.splitlines()
     assert first.startswith("s3://b/x: 2 blocks, 16.4 kB, needed in ")
     assert second.startswith("s3://b/y: 1 blocks, 8.19 kB, was needed ")
-    assert last == "3 blocks, 24.6 kB"
+    assert (blocks, indexes) == ("3 blocks, 24.6 kB", "1 indexes, 5 B")
 
 
 def test_what_is_needed_last_goes_first(path: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +47,11 @@ def test_what_is_needed_last_goes_first(path: str, capsys: pytest.CaptureFixture
     assert "removed 1 blocks" in told
     assert "s3://b/x: 1 blocks" in told
     assert main(["cache", "prune", path, "--to", "0"]) == 0
-    assert "removed 2 blocks" in capsys.readouterr().out
+    assert capsys.readouterr().out == "removed 2 blocks\n"
+    # Indexes go if that is said, and nothing else that lies there.
+    assert main(["cache", "prune", path, "--to", "0", "--indexes"]) == 0
+    assert capsys.readouterr().out == "removed 0 blocks\nremoved 1 indexes\n"
+    assert [one.name for one in Path(path, "indexes").iterdir()] == ["notes.txt"]
 
 
 def test_what_is_damaged_is_named_and_goes(path: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +59,8 @@ def test_what_is_damaged_is_named_and_goes(path: str, capsys: pytest.CaptureFixt
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     assert main(["cache", "verify", path]) == 1
     assert capsys.readouterr().out == (
-        "s3://b/x#1 was damaged, and is removed\n2 blocks are whole\n"
+        f"s3://b/x#1 was damaged, and is removed\nthe index {INDEX} was damaged, and is removed\n"
+        "2 blocks are whole\n"
     )
     assert main(["cache", "verify", path]) == 0
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.arguments import PathLike, flag, list_files
 from feeder.workers.sources.extras import find, load
+from feeder.workers.sources.far.objects import is_url
 from feeder.workers.sources.stores.lmdb_keys import find_keys, is_at, move_to
 from feeder.workers.sources.stores.mapped import RowMap
 from feeder.workers.sources.stores.offsets import order_of_files
@@ -254,6 +255,8 @@ def _find_file(path: str) -> os.stat_result:
     Raises:
         ConfigError: there is none.
     """
+    if is_url(path):
+        raise ConfigError(f"{path!r}: an LMDB is mapped, so it is read from a disk: copy it")
     if os.path.isfile(path):
         raise ConfigError(
             f"{path!r} is a file, expected the folder that holds {_DATA}: a single-file LMDB is to "

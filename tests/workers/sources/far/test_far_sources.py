@@ -190,6 +190,8 @@ def test_what_is_missing_refused_or_compressed_is_named_when_a_source_is_made(
     stream = io.BytesIO()
     with pyarrow.ipc.new_stream(stream, rows.schema) as file:
         file.write_table(rows)
+    with pytest.raises(ConfigError, match="an LMDB is mapped, so it is read from a disk: copy it"):
+        sources.caffe_lmdb("s3://bucket/lmdb")
     far.objects["bucket/x.arrow"] = stream.getvalue()
     with pytest.raises(ConfigError, match=r"x\.arrow' cannot be read: it has no directory"):
         sources.arrow(f"{url}/x.arrow")
