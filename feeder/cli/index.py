@@ -67,7 +67,7 @@ def _written(path: str, kind: str, folder: str | None) -> Iterator[tuple[int, st
     }[kind]  # fmt: skip
     listed = files_of(path, "files to index", suffixes)
     for number, file in enumerate(listed, 1):
-        if is_url(file):
+        if is_url(file) and sys.stderr.isatty():
             print(f"{file}, file {number} of {len(listed)}", end="\r", file=sys.stderr, flush=True)
         yield write_index(file, scan, folder)
 

@@ -100,7 +100,11 @@ class Waits:
     """Seconds for which calls of one source wait for blocks. Any thread."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         self._lock, self._crowd = Lock(), Crowd()
+        call_in_child(self._start)
 
     def seconds(self) -> float:
         """In all, those of calls that wait now included."""
@@ -122,8 +126,8 @@ class Waits:
 
 
 class _Thread(local):
-    waits = Waits()
-    """Those of the call that the thread makes; of others nobody looks at them."""
+    waits: Waits | None = None
+    """Those of the call that the thread makes."""
 
 
 _THREAD = _Thread()
@@ -131,7 +135,9 @@ _THREAD = _Thread()
 
 @contextmanager
 def _waiting() -> Iterator[None]:
-    waits = _THREAD.waits
+    if (waits := _THREAD.waits) is None:
+        yield
+        return
     waits.change(1)
     try:
         yield
@@ -553,8 +559,6 @@ class Blocks:
             except Exception:
                 # Whoever needs a block of these brings it, and is told.
                 logger.debug("a block cannot be brought in advance", exc_info=True)
-            with self._lock:
-                self._obey()
 
     def _next_run(self) -> list[int]:
         """Blocks that lie together and are wanted, the most urgent one among them; none, and the

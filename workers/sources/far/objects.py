@@ -209,8 +209,8 @@ class Objects:
                     at += len(part)
                     with self._lock:
                         self._counts.bytes += len(part)
-            if at < stop or held:
-                raise _Damaged(f"{at + len(held) - stop} bytes too many came")
+            if at < stop:
+                raise _Damaged(f"{stop - at - len(held)} bytes did not come")
 
         self._again(known.url, ask, known)
 

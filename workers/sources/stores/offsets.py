@@ -385,10 +385,8 @@ class _Keeper:
         once."""
         lacking = [path for path in paths if not os.path.exists(self._place_of(path))]
         for path, data in zip(lacking, in_parallel(_found_beside, lacking), strict=True):
-            if (
-                data is not None
-                and (whole := _if_whole(partial(np.load, BytesIO(data)))) is not None
-            ):
+            whole = _if_whole(partial(np.load, BytesIO(data or b"")))
+            if whole is not None:
                 self._found[path] = whole
 
     def is_beside(self, path: str) -> bool:
@@ -441,10 +439,10 @@ class _Keeper:
         index = _load_if_of(place, head) if place else None
         if index is not None and index[0]["kind"] == head[1]:
             return index, place
-        beside = _if_of(self._found.pop(path, None), head)
+        beside = _if_of(self._found.get(path), head)
         if beside is not None and beside[0]["kind"] == head[1]:
-            self._found[path] = beside
             return self._kept(place, beside) if place else (beside, None)
+        self._found.pop(path, None)
         logger.info("indexing %r, file %s", path, which)
         _refuse_compressed(path)
         try:
