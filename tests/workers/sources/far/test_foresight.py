@@ -137,6 +137,48 @@ def test_two_shuffled_epochs_have_the_misses_of_min(part: float, window: int) ->
         assert driver.brought == len(set(order))
 
 
+def bytes_of_farthest(uses: list[int], sizes: dict[int, int], room: int) -> int:
+    """The bytes that are brought if, of blocks of several sizes, those used farthest away go."""
+    after: list[float] = [FOREVER] * len(uses)
+    last: dict[int, int] = {}
+    for i in range(len(uses) - 1, -1, -1):
+        after[i] = last.get(uses[i], FOREVER)
+        last[uses[i]] = i
+    kept: dict[int, float] = {}
+    brought = 0
+    for i, block in enumerate(uses):
+        brought += sizes[block] * (block not in kept)
+        kept[block] = after[i]
+        while sum(sizes[one] for one in kept) > room:
+            del kept[max(kept, key=kept.__getitem__)]
+    return brought
+
+
+@pytest.mark.parametrize("window", [2, 16])
+@pytest.mark.parametrize("part", [0.25, 0.5, 0.75])
+def test_blocks_of_several_sizes_are_near_to_those_used_farthest(part: float, window: int) -> None:
+    import random
+
+    draw, num, order = random.Random(f"{part} {window}"), 120, []
+    sizes = {block: draw.randint(1, 2 * SIZE) for block in range(num)}
+    for _ in range(3):
+        starts = [*range(0, num, window)]
+        draw.shuffle(starts)
+        for start in starts:
+            order += draw.choices(range(start, min(start + window, num)), k=3 * window)
+    room, ahead = int(part * sum(sizes.values())), 8 * SIZE
+    driver, brought = Driver(room + ahead, ahead), 0
+    for block in order:
+        driver.foresee("a", [(block, sizes[block])])
+    driver.obey()
+    brought = sum(driver.there.values())
+    for i, block in enumerate(order):
+        before = {*driver.there}
+        driver.use("a", i, [(block, sizes[block])])
+        brought += sum(sizes[one] for one in driver.there.keys() - before)
+    assert brought <= 1.05 * bytes_of_farthest(order, sizes, room)
+
+
 steps = st.lists(
     st.lists(st.integers(0, 9), min_size=0, max_size=3, unique=True), min_size=1, max_size=12
 )
