@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -155,15 +154,27 @@ class TokenRecords:
 
     def _rows(self, number: int) -> Callable[[int], NDArray[Any]]:
         """What gives the sequence of a file that begins at a token."""
-        path = self._paths[number]
-        if isinstance(path, FarPath):
-            return partial(self._row_of_object, path, self._extents[number][0])
         tokens, length = self._tokens(number), self._seq_len
         return lambda first: tokens[first : first + length]
 
-    def _row_of_object(self, path: FarPath, offset: int, first: int) -> NDArray[Any]:
-        start, size = offset + first * self._dtype.itemsize, self._seq_len * self._dtype.itemsize
-        return np.frombuffer(path.pread(size, start), self._dtype)
+    def _rows_of_objects(self, numbers: list[int], firsts: list[int]) -> list[NDArray[Any]]:
+        """The sequences of files of which some are objects."""
+        by_file: dict[int, list[int]] = {}
+        for i, number in enumerate(numbers):
+            by_file.setdefault(number, []).append(i)
+        rows: dict[int, NDArray[Any]] = {}
+        width = self._dtype.itemsize
+        for number, chosen in by_file.items():
+            path, (offset, _) = self._paths[number], self._extents[number]
+            if isinstance(path, FarPath):
+                starts = [offset + firsts[i] * width for i in chosen]
+                joined = b"".join(path.pread_each(self._seq_len * width, starts))
+                made = np.frombuffer(joined, self._dtype).reshape(-1, self._seq_len)
+                rows.update(zip(chosen, made, strict=True))
+            else:
+                row = self._rows(number)
+                rows.update((i, row(firsts[i])) for i in chosen)
+        return [rows[i] for i in range(len(numbers))]
 
     def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
         """What sequences read of objects."""
@@ -207,8 +218,11 @@ class TokenRecords:
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns:
         """Copy sequences out of the files."""
         numbers, firsts = self._places(indices)
-        files = {number: self._rows(number) for number in set(numbers)}
-        rows = [files[number](first) for number, first in zip(numbers, firsts, strict=True)]
+        if self.has_objects:
+            rows = self._rows_of_objects(numbers, firsts)
+        else:
+            files = {number: self._rows(number) for number in set(numbers)}
+            rows = [files[number](first) for number, first in zip(numbers, firsts, strict=True)]
         is_as_read = self._as_type == self._dtype
         column = stack(
             rows, lambda i: self.name(int(indices[i])), "tokens", call=call if is_as_read else None

@@ -321,21 +321,32 @@ class Blocks:
         Raises:
             StorageError: it cannot be read, or is another one by now.
         """
-        one, place = self._known[known], start // BLOCK_BYTES
-        if (block := self._open.get(one.first + place)) is not None:
-            # What most reads come to, so no lock is taken, and a hit may be left uncounted.
-            begin = place * BLOCK_BYTES
-            if start < stop <= min(begin + BLOCK_BYTES, known.size):
-                try:
-                    data = block.read(start - begin, stop - begin)
-                    self._hits += 1
-                    return data
-                except OSError:
-                    # Somebody has cut it: it is read as one that was never opened.
-                    pass
         stop = min(stop, known.size)
-        if start >= stop:
-            return b""
+        return self.read_each(known, (start,), stop - start)[0] if start < stop else b""
+
+    def read_each(self, known: Known, starts: Iterable[int], size: int) -> list[bytes]:
+        """So many bytes of an object from each place on; fewer at its end. Raises as `read`
+        does."""
+        first, opened, parts = self._known[known].first, self._open.get, []
+        for start in starts:
+            place, at = divmod(start, BLOCK_BYTES)
+            data, block = b"", opened(first + place)
+            if block is not None and at + size <= BLOCK_BYTES:
+                # What most reads come to, so no lock is taken, and a hit may be left uncounted.
+                try:
+                    data = block.pread(at, size)
+                except OSError:
+                    data = b""
+            if len(data) == size:
+                self._hits += 1
+            else:
+                # It is not open, or was cut.
+                data = self._read(known, start, min(start + size, known.size))
+            parts.append(data)
+        return parts
+
+    def _read(self, known: Known, start: int, stop: int) -> bytes:
+        one = self._known[known]
         numbers, parts = self.blocks(known, start, stop), []
         missing = [n for n in numbers if not self._is_there(one, n)] if len(numbers) > 1 else []
         if mine := [n for n in missing if self._take(n)]:

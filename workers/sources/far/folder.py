@@ -103,10 +103,14 @@ class OpenBlock:
 
     def read(self, start: int, stop: int) -> bytes:
         """Bytes of the block. Raises OSError if somebody has cut it."""
-        data = os.pread(self._file, stop - start, _HEAD.size + start)
+        data = self.pread(start, stop - start)
         if len(data) < stop - start:
             raise OSError(errno.EIO, "a block was cut")
         return data
+
+    def pread(self, start: int, size: int) -> bytes:
+        """So many bytes of the block; fewer at its end."""
+        return os.pread(self._file, size, _HEAD.size + start)
 
     @property
     def state(self) -> tuple[int, int, int]:

@@ -59,6 +59,10 @@ class FarPath(str):
         """So many bytes from a place on; fewer at the end."""
         return self.blocks.read(self.known, offset, offset + size)
 
+    def pread_each(self, size: int, offsets: Iterable[int]) -> list[bytes]:
+        """The same from each of several places on."""
+        return self.blocks.read_each(self.known, offsets, size)
+
     def head(self, num_bytes: int) -> bytes:
         """The first bytes, without the block that they lie in."""
         stop = min(num_bytes, self.known.size)

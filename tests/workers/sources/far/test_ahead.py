@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import feeder
-from far_server import FarServer
-from feeder import Call
+from far_server import FarServer, Numbers
+from feeder import Call, sources
 from feeder.workers.sources.far import ahead as module
 from feeder.workers.sources.far.ahead import Ahead
 from feeder.workers.sources.far.blocks import Blocks
@@ -168,6 +170,49 @@ def test_a_source_that_is_gone_is_forgotten(far: FarServer) -> None:
     blocks.stats()
     assert len(blocks._foresight._readers) == 0
     blocks.close()
+
+
+class NumbersHere:
+    """The numbers that the objects hold, as records."""
+
+    def __init__(self, first: int, num: int) -> None:
+        self._first, self._num = first, num
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array([self._first + index], "<u8")
+
+
+@pytest.mark.foreign_sockets
+def test_a_mixture_goes_on_at_record_a_billion_within_five_round_trips(
+    far: FarServer, tmp_path: Path
+) -> None:
+    cache = feeder.Cache(tmp_path / "empty", 1 << 28)
+    per_object, num_objects, size = 10**8, 12, 64
+
+    def mixed(make: Callable[[int], sources.Source]) -> sources.Source:
+        a, b = (make(number).shuffle(window=65536) for number in range(2))
+        return sources.mix({"a": (a, 0.7), "b": (b, 0.3)})
+
+    def there(number: int) -> sources.Source:
+        names = f"{far.address}/{number}/{{00..11}}"
+        return sources.tokens(names, 1, "uint64", offset=0, cache=cache)
+
+    def here(number: int) -> sources.Source:
+        return sources.records(NumbersHere(number << 40, num_objects * per_object))
+
+    for number in range(2):
+        for i in range(num_objects):
+            far.objects[f"{number}/{i:02d}"] = Numbers((number << 40) + i * per_object, per_object)
+    far.latency_s = 0.3
+    call = feeder.Call(10**9 // size, 0, 0, size, 7)
+    (rows,) = mixed(there)(call)
+    # One for the sizes and tags of each source, and one for the blocks of the call.
+    assert far.deepest <= 5
+    assert np.array_equal(rows, mixed(here)(call)[0])
+    cache.close()
 
 
 @pytest.mark.process
