@@ -284,6 +284,20 @@ def test_indexes_beside_objects_are_made_once_for_every_host(
     assert main(["index", "s3://bucket/mds", "--as", "mds"]) == 2
 
 
+def test_a_call_of_arrow_files_foresees_its_batches(
+    changing: FarServer, tmp_path: Path, caches: ExitStack
+) -> None:
+    cache = caches.enter_context(feeder.Cache(tmp_path / "cache", 64 * 4096))
+    source = KINDS["arrow"]("s3://bucket", cache=cache, storage_options=changing.options())
+    # Rows 0 to 49 lie in the first file, 12 in a batch.
+    found = [*source.records.touches(np.array([13, 0, 1, 55]), feeder.Call(0, 0, 0, 4, 7))]
+    for path, start, stop in found:
+        message = pyarrow.ipc.read_message(changing.objects[str(path)[5:]][start:stop])
+        assert (message.type, message.body.size > 0) == ("record batch", True)
+    assert [str(path)[-14:] for path, _, _ in found] == ["half=0/x.arrow"] * 2 + ["half=1/x.arrow"]
+    assert found[0][2] <= found[1][1]
+
+
 def test_many_urls_are_asked_about_at_once(far: FarServer) -> None:
     urls = [f"{far.address}/b/{i}" for i in range(12)]
     for i in range(12):
