@@ -29,6 +29,7 @@ _LOADERS = (
 
 CORE = {
     "feeder/service/protocol/membership.py": (*_PROTOCOL, *_SERVER, *_SERVED),
+    "feeder/service/protocol/member.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/protocol/session.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/server/delivery.py": (*_SERVER, *_SERVED),
     "feeder/service/client/machine.py": (

@@ -5,7 +5,7 @@ The README of `feeder/service/protocol` holds what this prints.
 
 from __future__ import annotations
 
-from feeder.service.protocol.membership import TABLE, State
+from feeder.service.protocol.member import TABLE, State
 
 
 def draw() -> str:

@@ -280,12 +280,13 @@ class Server:
 
 def _member_key(one: ms.Member) -> tuple[Any, ...]:
     # No time is in it, nor what only tells whose position is the stream's.
-    # From whom an end is known is read by no event here.
-    key = one.state, one.hangs, one.had_ended, one.undecided
+    # From whom an end is known is read by no event here, nor how the last holder went then.
+    has_ended = one.ended is not ms.Ended.NO
     if not one.has_lease:
-        return key
+        return (has_ended or one.state,)
     return (
-        *key, one.consumer, one.attempt, one.rejoins, one.start, one.step, one.out_of_step_since,
+        one.state, has_ended, one.undecided,
+        one.consumer, one.attempt, one.rejoins, one.start, one.step, one.out_of_step_since,
         one.sent, one.sent_to, one.used, one.used_to, one.pending, one.ending,
     )  # fmt: skip
 
@@ -750,11 +751,11 @@ class _Answer:
         step, *left = up.boxes[seat]
         up.boxes[seat] = tuple(left)
         up.leases[seat] = lease._replace(under_way=(*lease.under_way, step))
-        up.membership.note_sent(seat, 1, At(step + 1))
+        up.members[seat].note_sent(1, At(step + 1))
         self._say(seat, lease.age, ("batch", lease.number, step))
 
     def end(self, seat: int) -> None:
-        self._up.membership.note_ending(seat, "end")
+        self._up.members[seat].ending = "end"
         self._say_end(seat)
 
     def wait_over(self) -> None:
@@ -832,17 +833,18 @@ class _Answer:
 
     def _perform(self, one: Any) -> None:
         match one:
-            case ms.SendAway(seat, error, _):
+            case ms.SendAway(member, error, _):
+                seat = member.seat
                 lease = self._up.leases[seat]
                 if lease is None:
                     raise Violation(f"holders: nobody holds queue {seat} who could be sent away")
                 is_resume = isinstance(error, ms.ResumeError)
                 self._say(seat, lease.age, ("fault", lease.number, is_resume))
                 self._end_lease(seat)
-            case ms.EndLease(seat):
-                self._end_lease(seat)
-            case ms.SendEnd(seat):
-                self._say_end(seat)
+            case ms.EndLease(member):
+                self._end_lease(member.seat)
+            case ms.SendEnd(member):
+                self._say_end(member.seat)
             case ms.StartRun():
                 self._stop()
                 self._start(one)

@@ -13,7 +13,7 @@ import zmq
 from feeder.errors import FeedError, ProtocolError
 from feeder.service.net.security import Event
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.membership import RETURN_S, State
+from feeder.service.protocol.membership import RETURN_S
 from feeder.service.server.factory import FeedFactory
 from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
@@ -265,7 +265,7 @@ class ServerProcess(Process):
     def _check_holders(self, missing: tuple[int, ...]) -> None:
         """Where nobody starts, the feed waits for no consumer with which it has run."""
         for member in self.group.membership.members:
-            if member.seat in missing and member.lives and member.state is State.STREAMING:
+            if member.seat in missing and member.lives and member.has_run:
                 raise Violation(f"waits: {self.name} waits for {member.who}, with whom it has run")
 
     def _start_run(self, resume: Any, first_steps: Any, check: Any, counting: Any) -> None:

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from feeder.errors import FeedError
-from feeder.workers.stream.rounds import Counting, Place
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The position that a consumer comes with."""
-
-    step: int
-    finished: bool = False
-    """Whether no batch follows: `step` is then the stream's number of batches."""
-    epoch: int = 0
-    index: int = 0
-    """Where its next batch is in the stream, as `Place` has it."""
-    nobodys: int = 0
-    """How many batches from there on are nobody's: those of a round of other queues."""
-    into_round: int | None = None
-    """How many batches of its round are before the first one after these; None where the position
-    does not say it, and rounds count from the start of the stream."""
-
-    def first(self, counting: Counting) -> int:
-        """The number of the first batch that is dealt to somebody."""
-        return counting.number(self) + self.nobodys
+from feeder.service.protocol.member import Member, Start
+from feeder.workers.stream.rounds import Place
 
 
 # ---- What happens.
@@ -48,6 +28,8 @@ class Asks(NamedTuple):
     """The seats that have had everything, as it was told by a server before this one."""
     is_known: bool = False
     """Whether it had its position, or that it has none, from this server."""
+    record: Callable[..., Any] = Member
+    """Makes the record of it, with what else the server knows of it."""
 
 
 class Attaches(NamedTuple):
@@ -114,7 +96,7 @@ class Refuse(NamedTuple):
 class SendAway(NamedTuple):
     """Send a consumer an error and end its lease."""
 
-    seat: int
+    member: Member
     error: FeedError
     fences: bool = False
     """Whether another consumer takes its place."""
@@ -123,13 +105,13 @@ class SendAway(NamedTuple):
 class EndLease(NamedTuple):
     """End the lease of a consumer that is gone."""
 
-    seat: int
+    member: Member
 
 
 class SendEnd(NamedTuple):
     """Send a consumer the end: it came with it."""
 
-    seat: int
+    member: Member
 
 
 class Void(NamedTuple):
@@ -170,7 +152,7 @@ class TellWaiting(NamedTuple):
 class NoteHung(NamedTuple):
     """A consumer was silent for too long."""
 
-    seat: int
+    member: Member
 
 
 class NoteEnded(NamedTuple):

@@ -18,10 +18,9 @@ says.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from feeder.errors import FeedError, LeaseLost, ProtocolError, ResumeError
 from feeder.service.protocol.events import (
@@ -38,7 +37,6 @@ from feeder.service.protocol.events import (
     Refuse,
     SendAway,
     SendEnd,
-    Start,
     StartRun,
     StopRun,
     TellWaiting,
@@ -46,154 +44,14 @@ from feeder.service.protocol.events import (
     Used,
     Void,
 )
+from feeder.service.protocol.member import TABLE, Ended, Member, Move, Start, State
 from feeder.service.protocol.seats import seat_name
-from feeder.workers.stream.rounds import Counting, Place
+from feeder.workers.stream.rounds import Counting
 
 # After a failover trainers find the new server within a second or so of each other. One that does
 # not may have had everything while no server was there, so the others must not wait for long.
 RETURN_S = 5.0
 """How long a feed whose consumers all come back waits for those that do not."""
-
-
-class State(Enum):
-    """What a queue's consumer is to the feed."""
-
-    ABSENT = "absent"  # Nobody holds the queue.
-    JOINING = "joining"  # A consumer was given the queue, and cannot take batches yet.
-    READY = "ready"  # It can.
-    STREAMING = "streaming"  # The feed has run with it among its consumers.
-    LOST = "lost"  # Its connection is dead.
-    ENDED = "ended"  # The queue's last consumer has had everything: nobody need come again.
-
-
-class Move(Enum):
-    """What happens to a member."""
-
-    ASKS = "asks"
-    ATTACHES = "attaches"
-    BEGINS = "begins"  # The feed begins with it.
-    DIES = "dies"
-    LEAVES = "leaves"
-    ENDS = "ends"  # It dies or leaves, and nothing of the queue is left to be had.
-    TOLD = "told"  # The consumer of another queue says that this one has ended.
-
-
-_HOLDS = {
-    Move.ASKS: State.JOINING, Move.DIES: State.LOST, Move.LEAVES: State.ABSENT,
-    Move.ENDS: State.ENDED,
-}  # fmt: skip
-
-TABLE: dict[State, dict[Move, State]] = {
-    State.ABSENT: {Move.ASKS: State.JOINING, Move.TOLD: State.ENDED},
-    State.JOINING: {Move.ATTACHES: State.READY, **_HOLDS},
-    State.READY: {Move.BEGINS: State.STREAMING, **_HOLDS},
-    State.STREAMING: {Move.BEGINS: State.STREAMING, **_HOLDS},
-    State.LOST: {Move.ASKS: State.JOINING},
-    State.ENDED: {Move.ASKS: State.JOINING},
-}
-"""The states of a member and where each move leads. The README of this folder draws it."""
-
-_HOLDERS = (State.JOINING, State.READY, State.STREAMING)
-
-Ending = Literal["", "end", "fault"]
-
-
-@dataclass(slots=True, kw_only=True)
-class Member:
-    """What is known of one seat and its consumer. Written by `Membership` alone."""
-
-    seat: int
-    queue: int
-    """The queue whose batches it is given."""
-    name: str
-    """The seat, in words for messages."""
-    state: State = State.ABSENT
-    hangs: bool = False
-    """Whether its lease has run out. Its connection stands, so it may be heard of again; until then
-    it is waited for as if nobody held the queue, and anybody may have that."""
-    had_ended: bool = False
-    """Whether the queue had ended before its consumer came. That counts again where the consumer
-    goes before the feed has run with it, and is forgotten where the feed runs, unless it came
-    with the end of the stream."""
-    is_hearsay: bool = False
-    """Whether that it has ended may be out of date: another queue's consumer says so, or somebody
-    has come for it since and is gone."""
-    who: str = ""
-    """The consumer, in words for messages."""
-    consumer: bytes = b""
-    """Its random identity, by which it may take its own place again: connections prove nothing."""
-    attempt: int = 0
-    """How often this consumer had asked before."""
-    rejoins: bool = False
-    """Whether it comes back within a run of training, wherever the others stand."""
-    undecided: bool = False
-    """Whether it came without a position and has used nothing: its user may yet load one."""
-    start: Start | None = None
-    """The position that it came with; None for the start of the feed."""
-    step: int = 0
-    """The number of its next batch (`Counting`), as far as was noted when members were last
-    compared."""
-    agrees: bool = False
-    """Whether its position is known to lie in this feed's stream, and not in another run's."""
-    expires: float = 0.0
-    """When its lease ends unless it is heard of before."""
-    out_of_step_since: float | None = None
-    """Since when its user waits for a batch in vain, because the other queues have gone on."""
-    sent: int = 0
-    """Batches that it was sent."""
-    sent_to: Place | None = None
-    """The position after them."""
-    used: int = 0
-    """Batches that its user was handed."""
-    used_to: Place | None = None
-    """The position after them: a snapshot may still be asked for there."""
-    pending: int = 0
-    """Batches of its earlier leases that its user has not been handed yet, as it last said: batches
-    that a consumer has received are not used yet."""
-    ending: Ending = ""
-    """What was sent after its last batch, if anything was."""
-
-    @property
-    def has_lease(self) -> bool:
-        """Whether a consumer holds the queue, alive or hung."""
-        return self.state in _HOLDERS
-
-    @property
-    def lives(self) -> bool:
-        """Whether its connection stands and its lease has not run out."""
-        return self.state in _HOLDERS and not self.hangs
-
-    @property
-    def has_attached(self) -> bool:
-        """Whether it can take batches."""
-        return self.state in (State.READY, State.STREAMING)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it was sent the end, or an error in its place, and its user has been handed
-        everything before that."""
-        return bool(self.ending) and self.used == self.sent and not self.pending
-
-    @property
-    def has_all(self) -> bool:
-        """Whether its user has been handed everything, up to the end of the stream."""
-        return self.ending == "end" and self.is_settled
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nobody need come for the queue. It may have a hung consumer then."""
-        is_over = self.had_ended or self.has_all
-        return self.state is State.ENDED or (self.hangs and is_over)
-
-    @property
-    def starts(self) -> bool:
-        """Whether it starts training and the feed has not run for it: all others must come."""
-        return self.lives and not self.rejoins and self.state is not State.STREAMING
-
-    @property
-    def finished(self) -> bool:
-        """Whether it came with the end of the stream."""
-        return self.start is not None and self.start.finished
 
 
 @dataclass(slots=True)
@@ -267,9 +125,11 @@ class Membership:
         done: list[Any] = _HANDLERS[type(event)](self, event, now)
         return done
 
-    def _member(self, seat: int, **known: Any) -> Member:
+    def _member(self, seat: int, record: Callable[..., Any] = Member, **known: Any) -> Member:
+        queue, replica = divmod(seat, self.replicas)
         name = seat_name(seat, self.replicas)
-        return Member(seat=seat, queue=seat // self.replicas, name=name, **known)
+        made: Member = record(seat=seat, queue=queue, replica=replica, name=name, **known)
+        return made
 
     def _move(self, member: Member, move: Move) -> None:
         moves = TABLE[member.state]
@@ -302,12 +162,12 @@ class Membership:
         if error is not None:
             return [Refuse(error)]
         new = self._member(
-            event.seat, state=old.state, who=event.who, consumer=event.consumer,
+            event.seat, event.record, who=event.who, consumer=event.consumer,
             attempt=event.attempt, rejoins=event.rejoins, undecided=event.undecided,
             start=event.start, agrees=event.is_known, expires=now + self.lease_s,
             # A member that takes no part leaves nothing behind: what was known before it stays,
             # also of one that has had everything and was cut off before its goodbye.
-            had_ended=old.had_ended or old.state is State.ENDED or (old.has_lease and old.has_all),
+            ended=Ended.YES if old.has_all or old.ended is not Ended.NO else Ended.NO,
             # Until it says otherwise, a consumer that comes back has batches that its user lacks.
             pending=int(event.rejoins),
         )  # fmt: skip
@@ -317,21 +177,22 @@ class Membership:
             error = self._out_of_step(new)
         if error is not None:
             return [Refuse(error)]
+        done: list[Any] = []
+        if old.has_lease:
+            self._move(old, Move.DIES)
+            taken = LeaseLost(f"{old.name} was taken over by {event.who}")
+            done.append(SendAway(old, taken, fences=not is_same))
+        new.state = old.state
         self._move(new, Move.ASKS)
         self.members[event.seat] = new
         self._look_by(new.expires)
-        done: list[Any] = []
-        if old.has_lease:
-            taken = LeaseLost(f"{old.name} was taken over by {event.who}")
-            done.append(SendAway(old.seat, taken, fences=not is_same))
         if event.rejoins and (news := self._hear_of_ended(event.ended)):
             self._trusts_at = now + self.lease_s
             self._look_by(self._trusts_at)
             done.append(NoteEnded(news, event.who))
-        for seat in stale:
-            name = self.members[seat].name
-            gone = LeaseLost(f"{name} was dealt otherwise than the trainers that start now")
-            done += self._dismiss(Dismissed(seat, gone), now)
+        for one in stale:
+            why = LeaseLost(f"{one.name} was dealt otherwise than the trainers that start now")
+            done += self._lose(SendAway(one, why), now)
         return done
 
     def _counting_at(self, number: int, start: Start | None) -> Counting:
@@ -341,9 +202,9 @@ class Membership:
 
     def _agree_on(
         self, counting: Counting, number: int, event: Asks
-    ) -> tuple[list[int], ResumeError | None]:
+    ) -> tuple[list[Member], ResumeError | None]:
         """Take over how somebody who comes counts rounds, if nobody is here who says otherwise;
-        otherwise the error. Returns also the seats of those that hang and were dealt otherwise."""
+        otherwise the error. Returns also those that hang and were dealt otherwise."""
         old = self.counting
         is_over = event.start is not None and event.start.finished
         if is_over or (old.knows(number) and old.agrees(counting, number)):
@@ -364,7 +225,7 @@ class Membership:
             mine += f"'s checkpoint is of {counting.round_name(number)}"
             return [], self._differ(mine, decided)
         self.counting = counting
-        stale = [one.seat for one in others if not one.lives and differs(one)]
+        stale = [one for one in others if not one.lives and differs(one)]
         for one in others:
             one.step = counting.first(one.step, one.queue)
         return stale, None
@@ -376,10 +237,9 @@ class Membership:
         while no server was there. A holder knows better itself.
         """
         known = [self.members[seat] for seat in seats if seat < len(self.members)]
-        news = [member for member in known if Move.TOLD in TABLE[member.state]]
+        news = [one for one in known if one.state is State.ABSENT and one.ended is Ended.NO]
         for member in news:
-            self._move(member, Move.TOLD)
-            member.is_hearsay = True
+            member.ended = Ended.HEARSAY
         return [member.seat for member in news]
 
     def _attach(self, event: Attaches, now: float) -> list[Any]:
@@ -390,7 +250,7 @@ class Membership:
         if member.finished:
             # It has received everything before: it need not wait until the others have.
             member.ending = "end"
-            done.append(SendEnd(member.seat))
+            done.append(SendEnd(member))
         return done + self._begin(now)
 
     # ---- going
@@ -399,37 +259,30 @@ class Membership:
         # A trainer that ends without a goodbye after its last batch has not failed anybody.
         if self.members[event.seat].has_all:
             return self._leave(event, now)
-        return self._lose(EndLease(event.seat), now)
+        return self._lose(EndLease(self.members[event.seat]), now)
 
     def _dismiss(self, event: Dismissed, now: float) -> list[Any]:
-        return self._lose(SendAway(event.seat, event.error), now)
+        return self._lose(SendAway(self.members[event.seat], event.error), now)
 
     def _leave(self, event: Left | Died, now: float) -> list[Any]:
-        move = Move.ENDS if self.members[event.seat].has_all else Move.LEAVES
-        return [*self._lose(EndLease(event.seat), now, move), TellWaiting()]
+        one = EndLease(self.members[event.seat])
+        return [*self._lose(one, now, Move.LEAVES), TellWaiting()]
 
     def _lose(self, one: EndLease | SendAway, now: float, move: Move = Move.DIES) -> list[Any]:
-        member = self.members[one.seat]
-        self._move(member, Move.ENDS if member.had_ended else move)
-        self.members[one.seat] = gone = self._member(one.seat, state=member.state)
-        if member.had_ended and move is Move.DIES:
+        member = one.member
+        self._move(member, move)
+        is_over = member.ended is not Ended.NO or (member.has_all and move is Move.LEAVES)
+        gone = self.members[member.seat] = self._member(member.seat, state=member.state)
+        if is_over and move is Move.DIES:
             # It had come for a queue that had ended, and its process may live and come again: the
             # end is the last word once it has had the time.
-            gone.is_hearsay, self._trusts_at = True, now + self.lease_s
+            gone.ended, self._trusts_at = Ended.HEARSAY, now + self.lease_s
             self._look_by(self._trusts_at)
+        elif is_over:
+            gone.ended = Ended.YES
         return [one, *self._look_again(now)]
 
     # ---- what members are sent and say
-
-    def note_sent(self, seat: int, num: int, place: Place) -> None:
-        """Batches go out to a member, the last one up to `place`."""
-        member = self.members[seat]
-        member.sent += num
-        member.sent_to = place
-
-    def note_ending(self, seat: int, ending: Ending) -> None:
-        """A member is sent the end of the stream, or an error in its place."""
-        self.members[seat].ending = ending
 
     def _use(self, event: Used, now: float) -> list[Any]:
         member = self.members[event.seat]
@@ -437,7 +290,7 @@ class Membership:
         if event.begun and not may_start:
             error = self._refusal(member, now, has_used=event.num > 0)
             if error is not None:
-                return self._lose(SendAway(event.seat, error), now)
+                return self._lose(SendAway(member, error), now)
         member.used, member.used_to, member.pending = event.num, event.place, event.pending
         is_news = self._renew(member, now)
         if member.undecided and (may_start or event.num > 0):
@@ -449,7 +302,9 @@ class Membership:
         """A member is heard of: its lease begins anew. Returns whether it hung."""
         member.expires = now + self.lease_s
         self._look_by(member.expires)
-        did_hang, member.hangs = member.hangs, False
+        did_hang = member.hangs
+        if did_hang:
+            self._move(member, Move.HEARD)
         return did_hang
 
     # ---- what time brings
@@ -463,8 +318,8 @@ class Membership:
         done: list[Any] = []
         for member in self.members:
             if member.lives and member.expires <= now:
-                member.hangs = True
-                done += [NoteHung(member.seat), *self._look_again(now)]
+                self._move(member, Move.EXPIRES)
+                done += [NoteHung(member), *self._look_again(now)]
         if now >= self._goes_on_at:
             done.append(NoteLacking(self.missing(), self._wait_s))
             done += self._begin(now, without_missing=True)
@@ -512,7 +367,8 @@ class Membership:
         for member in here:
             self._move(member, Move.BEGINS)
             # Who came with the end takes nothing of the run.
-            member.had_ended = member.had_ended and member.finished
+            if not member.finished:
+                member.ended = Ended.NO
         # Not what was sent: that is not used yet, and a position that is stored must not be ahead
         # of a trainer that dies now.
         used = {member.seat: self._used_step(member) for member in here if not member.has_all}
@@ -578,14 +434,14 @@ class Membership:
             return []
         doubted = [
             one for one in self._stands.doubted(event)
-            if self.members[one.seat] is one and one.has_lease
+            if one.has_lease
         ]  # fmt: skip
         if not any(one.has_lease and not one.ending and one not in doubted for one in self.members):
             return []
         self._stands = None
         done: list[Any] = []
         for one in doubted:
-            done += self._lose(SendAway(one.seat, _unfit(one, event.error)), now)
+            done += self._lose(SendAway(one, _unfit(one, event.error)), now)
         return done + (self._begin(now) if doubted else [])
 
     # ---- who is waited for
@@ -605,7 +461,7 @@ class Membership:
         )
 
         def lags(member: Member) -> bool:
-            than = newest_start if member.state is State.STREAMING else newest
+            than = newest_start if member.has_run else newest
             # By where it stands, and not by what it was sent: of that it has used nothing.
             return member.undecided and self.counting.round(member.step) < than
 
@@ -616,7 +472,7 @@ class Membership:
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The seats that the feed waits for, and the seats that have ended."""
-        have_all = {member.seat for member in self.members if member.has_lease and member.has_all}
+        have_all = {member.seat for member in self.members if member.has_all}
         return tuple(self.missing()), tuple(sorted(self._ended() | have_all))
 
     def _ended(self) -> set[int]:
@@ -631,9 +487,8 @@ class Membership:
         hearsay counts once nobody has come for the queue in a lease's time."""
         trusts = now >= self._trusts_at
         return all(
-            (member.has_ended and (trusts or not member.is_hearsay))
-            or (member.has_lease and member.has_all)
-            for member in self.members
+            one.has_all or (one.has_ended and (trusts or one.ended is not Ended.HEARSAY))
+            for one in self.members
         )
 
     # ---- who may start where
@@ -651,14 +506,14 @@ class Membership:
         not where it came without a position and the others have gone on."""
         if not member.undecided or member.rejoins:
             return True
-        if member.state is not State.STREAMING:
+        if not member.has_run:
             self._note_steps()  # Who starts has used nothing.
         return self._out_of_step(member, self._gone_on_from(member)) is None
 
     def _gone_on_from(self, member: Member) -> list[int]:
         """The seats that may be at another round than a member with which the feed has run: all
         began together, and these have gone on from there. Who starts since then has not."""
-        if member.state is not State.STREAMING:
+        if not member.has_run:
             return []
         return [one.seat for one in self.members if not one.starts]
 

@@ -1,5 +1,5 @@
-"""One consumer's lease of one queue, and what is sent under it: columns, arenas, batches, states,
-errors and the end.
+"""The record of one consumer as the server has it, and what it is sent: columns, arenas, batches,
+states, errors and the end.
 
 All of it runs in the server's I/O thread, and nothing waits.
 """
@@ -35,7 +35,7 @@ from feeder.service.protocol.batches import (
 )
 from feeder.service.protocol.batches import Span as WireSpan
 from feeder.service.protocol.fields import MAX_AXES, RECEIPT_BYTES
-from feeder.service.protocol.membership import Member, Membership
+from feeder.service.protocol.member import Member
 from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.run import ServedFeed, StreamIncarnation
 from feeder.state.snapshot import Snapshot
@@ -66,9 +66,9 @@ class News(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Lease:
-    """A consumer's right to the batches of one queue, as one of its replicas, and what has gone
-    back and forth under it.
+class Lease(Member):
+    """A consumer's right to the batches of one seat: its record as the membership has it, and what
+    has gone back and forth under it. It is over once the membership has moved it on (`has_lease`).
 
     Owned by the server's I/O thread, which alone writes it. One exception: the enqueuer's thread
     asks `num_slots` when an arena is made, which fills in `credit` or `excess`; both are single
@@ -76,19 +76,9 @@ class Lease:
     """
 
     peer: Peer
-    seat: int
-    """Number of its seat."""
-    queue: int
-    """Number of the queue."""
-    replica: int
-    """Which of the queue's replicas it is."""
     generation: bytes
     """The fencing token: 16 random bytes of the server's run and a counter. A message that carries
     another one is from a lease that is over."""
-    membership: Membership
-    """Is told what goes out."""
-    member: Member
-    """What the membership knows of its consumer."""
     credit: int
     """Batches that may be sent beyond those that are used; 0 until their size is known."""
     hold: int
@@ -98,14 +88,12 @@ class Lease:
     resume: Resume | None = None
     """The position that it came with; None for the start of the feed."""
     session: Session = field(default_factory=lambda: Session(SERVER))
-    shared: bool = False
-    """Whether its batches go through shared memory."""
+    plane: Literal["", "shared", "frames"] = ""
+    """The way of its batches; empty until it is chosen."""
     connection: DescriptorConnection | None = None
     """The unix connection over which it gets descriptors of arenas."""
     arenas: set[int] = field(default_factory=set)
     """The arenas whose descriptors it has been given."""
-    is_over: bool = False
-    """Whether the lease is over, for any reason."""
     excess: ConfigError | None = None
     """Why it cannot be given what it asks for: an error of this consumer, not of the feed."""
     run: StreamIncarnation | None = None
@@ -125,9 +113,14 @@ class Lease:
         return b"" if self.session.state == "opening" else self.generation
 
     @property
+    def shared(self) -> bool:
+        """Whether its batches go through shared memory."""
+        return self.plane == "shared"
+
+    @property
     def room(self) -> int:
         """Batches that it may be sent now."""
-        return self.credit - (self.member.sent - self.member.used)
+        return self.credit - (self.sent - self.used)
 
     @property
     def mode(self) -> Literal["off", "sampled", "full"]:
@@ -171,11 +164,7 @@ class Lease:
         if self.last_waiting[0]:
             self.last_waiting = (), self.last_waiting[1]  # Batches say that nobody is waited for.
         self.under_way.extend(batches)
-        self.membership.note_sent(self.seat, len(batches), batches[-1].place)
-
-    def finish(self, ending: Literal["end", "fault"]) -> None:
-        """Note that nothing more goes out."""
-        self.membership.note_ending(self.seat, ending)
+        self.note_sent(len(batches), batches[-1].place)
 
     def take_used(self, num: int) -> News:
         """Take out the first `num` batches under way: the user has been handed them, or never will
@@ -190,9 +179,9 @@ class Lease:
         known."""
         # Positions are kept of batches under way and of the last used one. A user stands at the
         # latter, or further on, where its `Used` is still to come.
-        i = sequence - self.member.used
+        i = sequence - self.used
         if i == 0:
-            return cast("LazyPosition | None", self.member.used_to)
+            return cast("LazyPosition | None", self.used_to)
         return self.under_way[i - 1].place if 0 < i <= len(self.under_way) else None
 
 
@@ -409,10 +398,10 @@ class Delivery:
 
     def send_end(self, lease: Lease, token: bytes) -> bool:
         """Send the end of the stream."""
-        lease.finish("end")
+        lease.ending = "end"
         lease.session.on("End")
         point("server.before_end")
-        message = say.End(generation=lease.generation, sequence=lease.member.sent, token=token)
+        message = say.End(generation=lease.generation, sequence=lease.sent, token=token)
         is_sent = self._send(lease.peer, message, ())
         point("server.ended")
         return is_sent
@@ -420,7 +409,7 @@ class Delivery:
     def send_failure(self, lease: Lease, error: Exception) -> bool:
         """Send an error that takes the place of the next batch. It is logged once, however many
         consumers get it."""
-        lease.finish("fault")
+        lease.ending = "fault"
         if not isinstance(error, FeedError):
             cause, error = error, RemoteError(in_words(error))
             error.__cause__ = cause
@@ -431,7 +420,7 @@ class Delivery:
             text = "\n".join(filter(None, (str(error), origin(error))))
             logger.error("feed %r has failed: %s", self._feed.name, text)
         lease.session.on("Fault")
-        return self._send(lease.peer, make_fault(lease.generation, error, lease.member.sent), ())
+        return self._send(lease.peer, make_fault(lease.generation, error, lease.sent), ())
 
     def _send_batches(self, lease: Lease, run: StreamIncarnation, batches: list[Batch]) -> bool:
         slots = [slot_of(batch) for batch in batches]
@@ -442,7 +431,7 @@ class Delivery:
                 return False
         checksums = self._checksums(lease, slots)
         groups = self._grouping.groups(
-            lease.member.sent, batches, slots, checksums, shared=lease.shared
+            lease.sent, batches, slots, checksums, shared=lease.shared
         )
         message = say.Batches(generation=lease.generation, groups=tuple(groups))
         # Noted before the message leaves: what may be on its way belongs to the consumer, also
@@ -500,7 +489,7 @@ class Delivery:
     def _show_columns(self, lease: Lease) -> bool:
         """Send a consumer the columns before its first batch; False where it is gone. Raises
         `ConfigError` where the protocol has no word for one."""
-        if lease.member.sent:
+        if lease.sent:
             return True
         assert self.columns is not None
         columns = []
@@ -548,7 +537,7 @@ class Delivery:
         if data is not None and len(data) > say.ROWS_BYTES:
             logger.warning(
                 "feed %r, %s: a snapshot of %d bytes is not sent, expected at most %d",
-                self._feed.name, lease.member.name, len(data), say.ROWS_BYTES,
+                self._feed.name, lease.name, len(data), say.ROWS_BYTES,
             )  # fmt: skip
             data = None
         receipt = lease.answers.make(os.urandom(RECEIPT_BYTES))

@@ -56,7 +56,7 @@ def feed_figures(group: ConsumerGroup, now: float) -> FeedFigures:
         condition,
         feed.counted,
         None if run is None else run.pipeline.bound,
-        [_queue(group, seat, now) for seat in range(len(group.leases))],
+        [_queue(group, seat, now) for seat in range(len(group.membership.members))],
         now,
         blocked_s=feed.slots.waited.seconds(now),
         service=_service(group),
@@ -102,7 +102,8 @@ def _service(group: ConsumerGroup) -> ServiceFigures:
 
 
 def _queue(group: ConsumerGroup, seat: int, now: float) -> QueueFigures:
-    stats, lease, run = group.feed.stats.queues[seat], group.leases[seat], group.feed.run
+    stats, member, run = group.feed.stats.queues[seat], group.membership.members[seat], group.feed.run
+    lease = member if isinstance(member, Lease) else None
     number, replica = divmod(seat, group.replicas)
     # Credit under way counts as waiting: the consumer has it before its user asks.
     in_flight = 0 if lease is None else len(lease.under_way)
@@ -128,16 +129,14 @@ def _queue(group: ConsumerGroup, seat: int, now: float) -> QueueFigures:
 
 
 def _consumer(group: ConsumerGroup, lease: Lease, now: float) -> ConsumerFigures:
-    # No data path is chosen before `Attached`.
-    plane = "" if not lease.member.has_attached else "shared" if lease.shared else "frames"
     return ConsumerFigures(
-        who=lease.member.who,
-        plane=plane,
+        who=lease.who,
+        plane=lease.plane,
         state=lease.session.state,
         credit=lease.credit,
         in_flight=len(lease.under_way),
         # The lease is renewed by whatever is heard, so it says when that was.
-        silent_s=max(0.0, now - (lease.member.expires - group.membership.lease_s)),
+        silent_s=max(0.0, now - (lease.expires - group.membership.lease_s)),
     )
 
 

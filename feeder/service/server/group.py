@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any, cast
 
 from feeder.devices.layout import credit_for
@@ -49,8 +50,6 @@ class ConsumerGroup:
             compares=factory.config.stream.repeatable,
             counting=factory.counting,
         )
-        self.leases: list[Lease | None] = [None] * factory.num_seats
-        """The lease of each seat; None where nobody holds it."""
         self._delivery = Delivery(feed, send)
         self.low_watermark = LowWatermark(factory)
         """How far all consumers have used the feed."""
@@ -62,6 +61,11 @@ class ConsumerGroup:
         self._finished: Resume | None = None
         # What was used since the last `pump` and is not let go of yet.
         self._unsettled: list[tuple[Lease, News]] = []
+
+    @property
+    def leases(self) -> list[Lease]:
+        """The leases of all consumers that hold a seat."""
+        return [one for one in self.membership.members if isinstance(one, Lease)]
 
     def _handle(self, event: Any, now: float | None = None) -> None:
         """Tell the membership what has happened, and do what follows."""
@@ -75,18 +79,14 @@ class ConsumerGroup:
         match one:
             case events.Refuse(error):
                 raise error
-            case events.SendAway(seat, error, fences):
+            case events.SendAway(lease, error, fences):
                 self.feed.stats.fenced += fences
-                lease = self.leases[seat]
-                assert lease is not None
                 self._send(lease.peer, make_fault(lease.generation, error, None), ())
                 # Its connection is left to it: a hang-up would come before the error.
-                self._end_lease(seat, hangs_up=False)
-            case events.EndLease(seat):
-                self._end_lease(seat)
-            case events.SendEnd(seat):
-                lease = self.leases[seat]
-                assert lease is not None
+                self._end_lease(lease, hangs_up=False)
+            case events.EndLease(lease):
+                self._end_lease(lease)
+            case events.SendEnd(lease):
                 self._finished = lease.resume
                 self._delivery.send_end(lease, self.start_token(lease))
             case events.StartRun():
@@ -101,9 +101,8 @@ class ConsumerGroup:
     def _log(self, one: Any) -> None:
         name = self.feed.name
         match one:
-            case events.NoteHung(seat):
+            case events.NoteHung(member):
                 self.feed.stats.expired += 1
-                member = self.membership.members[seat]
                 logger.warning(
                     "feed %r: %s, %s, was not heard of for %.0f s; its connection is alive, "
                     "so it hangs", name, member.who, member.name, self.membership.lease_s,
@@ -136,25 +135,19 @@ class ConsumerGroup:
         start = None if resume is None else self._start_at(resume)
         # A consumer without a position, or with the one this server began at, had it from here.
         is_known = resume is None or resume is self.feed.factory.origin
+        # Fences off every earlier lease, also those of other servers at this address.
+        generation = self._run_id + (self.feed.stats.opened + 1).to_bytes(8, "big")
+        record = partial(
+            Lease, peer=peer, generation=generation, credit=message.credit, hold=message.hold,
+            checksum=message.checksum, resume=resume,
+        )  # fmt: skip
         self._handle(events.Asks(
             seat, plain(message.who), message.consumer, message.attempt, start, rejoins,
-            message.undecided, message.takeover, message.ended, is_known,
+            message.undecided, message.takeover, message.ended, is_known, record,
         ))  # fmt: skip
         self.feed.stats.count_open(rejoins=rejoins)
-        lease = self.leases[seat] = Lease(
-            peer=peer,
-            seat=seat,
-            queue=queue,
-            replica=replica,
-            # Fences off every earlier lease, also those of other servers at this address.
-            generation=self._run_id + self.feed.stats.opened.to_bytes(8, "big"),
-            membership=self.membership,
-            member=self.membership.members[seat],
-            credit=message.credit,
-            hold=message.hold,
-            checksum=message.checksum,
-            resume=resume,
-        )
+        lease = self.membership.members[seat]
+        assert isinstance(lease, Lease)
         consumer, keys = self._left.get(seat, (b"", set()))
         stream = self.feed.factory.config.stream
         if consumer == message.consumer and resume and key(resume.cut, stream) in keys:
@@ -172,13 +165,10 @@ class ConsumerGroup:
             cut.step, cut.finished, cut.epoch, cut.index, nobodys, into_round
         )  # fmt: skip
 
-    def _end_lease(self, seat: int, *, hangs_up: bool = True) -> None:
+    def _end_lease(self, lease: Lease, *, hangs_up: bool = True) -> None:
         """End a lease: memory that its consumer may still look at is never written again."""
-        lease, self.leases[seat] = self.leases[seat], None
-        assert lease is not None
         self._note_places(lease)
-        lease.is_over = True
-        self.feed.stats.queues[seat].starved.stop(time.monotonic())
+        self.feed.stats.queues[lease.seat].starved.stop(time.monotonic())
         # The arena goes as a whole. A late reader then sees old bytes, and never torn ones; other
         # replicas go on reading what is in it.
         self.feed.slots.retire(lease.queue, lambda arena: lease.shared)
@@ -189,40 +179,39 @@ class ConsumerGroup:
     def _note_places(self, lease: Lease) -> None:
         """Remember from where a consumer whose lease ends may come back: it is then known to stand
         in the stream."""
-        stream, member = self.feed.factory.config.stream, lease.member
+        stream = self.feed.factory.config.stream
         self._left.pop(lease.seat, None)
-        if not (member.agrees and stream.repeatable and len(self.leases) > 1):
+        if not (lease.agrees and stream.repeatable and len(self.membership.members) > 1):
             return
         # Every position that it may hold: those of batches it was sent, and the one it came with.
-        places = [lease.place_after(member.used), *[batch.place for batch in lease.under_way]]
+        places = [lease.place_after(lease.used), *[batch.place for batch in lease.under_way]]
         cuts = [place.cut() for place in places if place is not None]
         cuts += [] if lease.resume is None else [lease.resume.cut]
-        self._left[lease.seat] = member.consumer, {key(cut, stream) for cut in cuts}
+        self._left[lease.seat] = lease.consumer, {key(cut, stream) for cut in cuts}
 
     def lose(self, lease: Lease) -> None:
         """The connection of a lease's consumer is dead."""
-        if not lease.is_over:
-            member = lease.member
-            logger.info("feed %r: %s, %s, is gone", self.feed.name, member.who, member.name)
+        if lease.has_lease:
+            logger.info("feed %r: %s, %s, is gone", self.feed.name, lease.who, lease.name)
             self._handle(events.Died(lease.seat))
 
     def _dismiss(self, lease: Lease, error: FeedError) -> None:
         """End a lease for what its consumer has done, or wants."""
-        if not lease.is_over:
+        if lease.has_lease:
             self._handle(events.Dismissed(lease.seat, error))
 
     def attach(self, lease: Lease, message: say.Attached) -> None:
         """A consumer is ready for batches; raises `ProtocolError` where it cannot be."""
         lease.session.on("Attached")
-        lease.shared = message.plane == "shared"
+        lease.plane = message.plane
         # A consumer that has not attached yet may still turn to frames.
-        ready = [one for one in self._of_queue(lease.queue) if one.member.has_attached]
+        ready = [one for one in self._of_queue(lease.queue) if one.has_attached]
         wanted = wanted_by_all([lease.wanted, *[one.wanted for one in ready]])
         self.feed.slots.prepare(lease.queue, wanted)
         if lease.shared and lease.connection is None:
             raise ProtocolError("plane is 'shared', but no connection to the unix socket was made")
         if message.reason:
-            logger.info("feed %r, %s: frames, because %s", self.feed.name, lease.member.name,
+            logger.info("feed %r, %s: frames, because %s", self.feed.name, lease.name,
                         plain(message.reason))  # fmt: skip
         self._handle(events.Attaches(lease.seat))
 
@@ -243,15 +232,14 @@ class ConsumerGroup:
         stands: list[Stand] = []
         start = None
         for seat in run.stands:
-            lease = self.leases[seat]
-            assert lease is not None
+            lease = self.membership.members[seat]
+            assert isinstance(lease, Lease)
             # After the last batch that it was sent.
-            place = lease.member.sent_to
+            place = lease.sent_to
             at = lease.resume if place is None else self._delivery.resume_after(cast("Any", place))
             start = start if stands else at
             cut = factory.start_cut() if at is None else at.cut
-            member = lease.member
-            stands.append(Stand(seat, f"{member.name} ({member.who})", cut))
+            stands.append(Stand(seat, f"{lease.name} ({lease.who})", cut))
         if not stands:
             return self.feed.stop_run()  # Everybody has had everything.
         self._position_check = PositionCheck(stands, factory.config.stream, counting, run.void)
@@ -274,8 +262,8 @@ class ConsumerGroup:
 
     def _of_queue(self, queue: int) -> list[Lease]:
         """The leases of a queue's replicas."""
-        leases = self.leases[queue * self.replicas :][: self.replicas]
-        return [lease for lease in leases if lease is not None]
+        members = self.membership.members[queue * self.replicas :][: self.replicas]
+        return [one for one in members if isinstance(one, Lease)]
 
     def expire(self, now: float) -> float:
         """Let newcomers have the queues of consumers that were silent for too long, and begin
@@ -293,15 +281,15 @@ class ConsumerGroup:
     def use(self, lease: Lease, message: say.Used) -> None:
         """Note what a consumer reports: batches that its user was handed, slots that are free
         again, or only that it lives."""
-        seat, sequence, member = lease.seat, message.sequence, lease.member
-        if not member.used <= sequence <= member.sent:
+        seat, sequence = lease.seat, message.sequence
+        if not lease.used <= sequence <= lease.sent:
             raise ProtocolError(
-                f"used {sequence} batches, expected from {member.used} to {member.sent}"
+                f"used {sequence} batches, expected from {lease.used} to {lease.sent}"
             )
-        num, now = sequence - member.used, time.monotonic()
+        num, now = sequence - lease.used, time.monotonic()
         place = lease.place_after(sequence)
         self._handle(events.Used(seat, sequence, message.pending, place, message.begun), now)
-        if lease.is_over:
+        if not lease.has_lease:
             return
         if message.slots:
             if not lease.shared:
@@ -313,7 +301,7 @@ class ConsumerGroup:
         self.feed.stats.queues[seat].add_report(message.report, news.batches, now)
         self.low_watermark.note(seat, places, self._delivery.columns)
         self._unsettled.append((lease, news))
-        if member.has_all:
+        if lease.has_all:
             self.low_watermark.leave_out(seat, self._delivery.columns)
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
@@ -334,11 +322,9 @@ class ConsumerGroup:
             self._handle(self._position_check.failed(failure))
         self._delivery.judged = failure
         for lease in self.leases:
-            if lease is not None and lease.excess is not None:
+            if lease.excess is not None:
                 self._dismiss(lease, lease.excess)
-            elif (
-                lease is not None and not lease.member.ending and lease.session.state == "streaming"
-            ):
+            elif lease.has_lease and lease.session.state == "streaming":
                 try:
                     self._pump(lease)
                 except Exception as error:
@@ -352,7 +338,7 @@ class ConsumerGroup:
                 self._delivery.let_go(lease, news)
             # A lease that releases what it does not have ends alone.
             except ProtocolError as error:
-                logger.exception("feed %r, %s", self.feed.name, lease.member.name)
+                logger.exception("feed %r, %s", self.feed.name, lease.name)
                 self._dismiss(lease, error)
         self._delivery.settle()
         if self.replicas > 1:
@@ -386,7 +372,7 @@ class ConsumerGroup:
         # The ended ones are named as soon as they are known: this server may be killed any moment.
         waiting = missing, ended = self.membership.news()
         for lease in self.leases:
-            if lease is not None and lease.last_waiting != waiting:
+            if lease.last_waiting != waiting:
                 lease.last_waiting = waiting
                 message = say.Waiting(generation=lease.generation, queues=missing, ended=ended)
                 self._send(lease.peer, message, ())

@@ -59,8 +59,8 @@ class ExitCondition:
         failures = [error for error in told if error and not isinstance(error, ResumeError)]
         # Queues that nobody holds are not waited for: after a failure a trainer that was to come
         # for them may never come, and batches that cannot be made would be waited for in silence.
-        leases = [lease for group in groups for lease in group.leases if lease is not None]
-        if failures and all(lease.member.is_settled for lease in leases):
+        leases = [lease for group in groups for lease in group.leases]
+        if failures and all(lease.is_settled for lease in leases):
             self.is_over, self.failure = True, failures[0]
 
 
@@ -165,7 +165,7 @@ class ServerLoop:
         self._groups = groups
         self._listeners = listeners
         self.waker = waker
-        # Which lease a connection speaks for. The group may have ended it already: then `is_over`.
+        # Which lease a connection speaks for. The group may have ended it already.
         self._leases: dict[Peer, tuple[ConsumerGroup, Lease]] = {}
         self._stopping: str | None = None
         self._log = RateLimitedLog()
@@ -298,7 +298,7 @@ class ServerLoop:
         group, lease = self._leases.get(peer, (None, None))
         generation: bytes = message.generation  # type: ignore[attr-defined]
         # Connections prove nothing, generations do: what belongs to an earlier lease is dropped.
-        is_over = lease is None or lease.generation != generation or lease.is_over
+        is_over = lease is None or lease.generation != generation or not lease.has_lease
         if isinstance(message, say.Bye):
             # Before the lease ends: then the unix connection hangs up, and the peer with it.
             self.send(peer, say.Farewell(generation=generation, reason="goodbye"), ())
@@ -333,7 +333,7 @@ class ServerLoop:
 
     def _open(self, peer: Peer, message: say.Open, guarded: GuardedPeer) -> None:
         if peer in self._leases:
-            if not self._leases[peer][1].is_over:
+            if self._leases[peer][1].has_lease:
                 raise ProtocolError("a consumer that has a queue asks for one")
             self._lose(peer)
         # Counted before anything can fail: a refused question costs the server as much.
@@ -393,7 +393,7 @@ class ServerLoop:
     def _is_served(self, peer: Peer) -> bool:
         """Whether a peer holds a queue or is a monitor."""
         found = self._leases.get(peer)
-        return self.monitors.knows(peer) if found is None else not found[1].is_over
+        return self.monitors.knows(peer) if found is None else found[1].has_lease
 
     def _forget(self, peer: Peer) -> None:
         self._leases.pop(peer, None)

@@ -109,7 +109,7 @@ def test_an_end_is_not_the_last_word_while_somebody_who_came_since_may_come_agai
     feed = Membership(1, 30.0)
     feed.handle(Asks(0, "somebody"), 0.0)
     feed.handle(Attaches(0), 0.0)
-    feed.note_ending(0, "end")
+    feed.members[0].ending = "end"
     feed.handle(Left(0), 0.0)
     assert feed.are_all_done(0.0)
     feed.handle(Asks(0, "somebody else"), 1.0)

@@ -30,8 +30,8 @@ def three() -> ms.Membership:
     feed = ms.Membership(3, LEASE_S)
     for queue in range(3):
         come(feed, queue, 0)
-    feed.note_sent(0, 1, At(1))
-    feed.note_ending(0, "end")
+    feed.members[0].note_sent(1, At(1))
+    feed.members[0].ending = "end"
     feed.handle(ms.Used(0, 1, 0, At(1), begun=True), 1.0)
     assert feed.missing() == []
     return feed
@@ -88,7 +88,7 @@ def test_who_comes_back_does_not_wait_for_one_that_has_not_asked_and_is_part_of_
     come(feed, 0, 0, undecided=True)
     assert begins(come(feed, 1, 0, undecided=True))
     for queue in range(2):
-        feed.note_sent(queue, 1, At(queue + 1))
+        feed.members[queue].note_sent(1, At(queue + 1))
     feed.handle(ms.Used(1, 1, 0, At(2), begun=True), 1.0)
     feed.handle(ms.Died(1), 2.0)
     assert begins(come(feed, 1, 1, start=ms.Start(6), rejoins=True))
@@ -120,4 +120,4 @@ def test_the_rounds_of_queues_that_had_everything() -> None:
 def test_a_queue_whose_consumer_lives_has_not_ended_whatever_others_say() -> None:
     feed = ms.Membership(2, LEASE_S)
     feed.handle(ms.Asks(0, "one that lives", start=ms.Start(6), rejoins=True, ended=(0, 1)), 0.0)
-    assert [member.state for member in feed.members] == [ms.State.JOINING, ms.State.ENDED]
+    assert [member.ended for member in feed.members] == [ms.Ended.NO, ms.Ended.HEARSAY]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice, zip_longest
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -33,7 +34,8 @@ from feeder.service.protocol import messages as say
 from feeder.service.server import io_loop as serving_module
 from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
-from feeder.service.server.outbox import Laggard
+from feeder.service.server.outbox import FanOut, Outbox
+from feeder.workers.stats import Stopwatch
 from feeder.workers.stream import copying
 from feeds import Record, assert_same, expected, make, note
 from fetches import make_fetch
@@ -85,7 +87,7 @@ def test_who_died_before_it_was_read_holds_no_queue(
         return event
 
     def take(self: ServerLoop, peer: Any, message: say.Message, frames: Any) -> bool:
-        is_ghost = peer in self._leases and self._leases[peer][1].member.who == "ghost"
+        is_ghost = peer in self._leases and self._leases[peer][1].who == "ghost"
         return is_ghost or send(self, peer, message, frames)
 
     monkeypatch.setattr(serving_module, "read_event", read)
@@ -109,9 +111,7 @@ def test_a_lease_that_was_renewed_in_time_outlives_a_stall_of_the_server(
         for is_first in (True, False):
             peer.say(used(generation, 0))
             assert not is_first or stalled.entered.wait(WAIT_S)
-        assert group.leases[0] is not None
-        expires = group.leases[0].member.expires
-        clock.set_ahead(expires - time.monotonic())
+        clock.set_ahead(group.leases[0].expires - time.monotonic())
         stalled.go_on.set()
         calls.wait_until(lambda: len(stalled.expired) == 2)
     assert stalled.expired == [0, 0]
@@ -316,12 +316,48 @@ def test_a_replica_that_is_no_number_is_refused(replica: Any) -> None:
         feeder.connect("ipc://replicas", replica=replica)
 
 
+class Fan:
+    """Batches fanned out to replicas, the first batch that each wants given; what was counted
+    out."""
+
+    def __init__(self, *first_steps: int) -> None:
+        self.freed: list[int] = []
+        self.outboxes = [Outbox(Stopwatch()) for _ in first_steps]
+        self.fan = FanOut(
+            self.outboxes, first_steps, number=lambda batch: batch.step,
+            check=lambda batches: None, free=lambda batch: self.freed.append(batch.step),
+        )  # fmt: skip
+        self.counted = 0
+        self.fan.count_out = self._count
+
+    def _count(self, held: Any) -> None:
+        self.counted += held.batches
+
+    def sent(self, replica: int, num: int) -> int:
+        """How many more are counted out once a replica was sent so many."""
+        before = self.counted
+        self.fan.note_sent(replica, batches(num))
+        return self.counted - before
+
+
+def batches(num: int) -> list[Any]:
+    return [SimpleNamespace(step=step, rows=8, held_bytes=64, kept_rows=0) for step in range(num)]
+
+
 def test_what_all_replicas_are_past_is_counted_once() -> None:
-    laggard = Laggard(3)
-    assert [laggard.advance(0, 5), laggard.advance(1, 2), laggard.advance(2, 3)] == [0, 0, 2]
-    assert [laggard.advance(1, 4), laggard.advance(2, 1), laggard.advance(2, 9)] == [1, 1, 1]
-    assert [laggard.advance(0, 1), laggard.advance(0, 7), laggard.advance(1, 7)] == [1, 0, 7]
-    assert [Laggard(1).advance(0, num) for num in (3, 0)] == [3, 0]
+    fan = Fan(0, 0, 0)
+    assert [fan.sent(0, 5), fan.sent(1, 2), fan.sent(2, 3)] == [0, 0, 2]
+    assert [fan.sent(1, 4), fan.sent(2, 1), fan.sent(2, 9)] == [1, 1, 1]
+    assert [fan.sent(0, 1), fan.sent(0, 7), fan.sent(1, 7)] == [1, 0, 7]
+    assert [Fan(0).sent(0, num) for num in (3, 0)] == [3, 0]
+
+
+def test_a_replica_that_begins_later_is_past_what_it_is_not_sent() -> None:
+    fan = Fan(0, 2)
+    fan.fan.put(batches(3))
+    assert [len(outbox) for outbox in fan.outboxes] == [3, 1]
+    assert (fan.freed, fan.counted) == ([0, 1], 0)
+    assert [fan.sent(0, 3), fan.sent(1, 1)] == [2, 1]
 
 
 def test_replicas_that_keep_different_batches_hold_nobody_up(stream: list[Record]) -> None:
