@@ -40,7 +40,6 @@ from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.run import ServedFeed, StreamIncarnation
 from feeder.state.snapshot import Snapshot
 from feeder.workers.errors import in_words
-from feeder.workers.fetch.bound import Held
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.chunks import Columns
@@ -550,11 +549,7 @@ class Delivery:
         interpreter."""
         sent, self._sent = self._sent, []
         for run, lease, batches in sent:
-            num = run.sent[lease.queue].advance(lease.replica, len(batches))
-            batches = batches[:num]
-            rows = sum([batch.rows for batch in batches])
-            num_bytes = sum([batch.held_bytes for batch in batches])
-            run.pipeline.queue.hand_out(lease.queue, Held(num, rows, num_bytes, 0))
+            run.queues[lease.queue].note_sent(lease.replica, batches)
 
     def let_go(self, lease: Lease, news: News) -> None:
         """Let go of what used batches kept: chunks for snapshots at their positions, and the slots
@@ -565,14 +560,9 @@ class Delivery:
         if not lease.shared and batches:
             numbers = [slot_of(batch).number for batch in batches]
             self._feed.slots.release(lease.queue, numbers, lease.replica)
-        if news.run is None:
-            return
-        # Stale batches were counted by a run that is gone.
-        used = batches[news.num_stale :]
-        num = news.run.used[lease.queue].advance(lease.replica, len(used))
-        kept_rows = sum([batch.kept_rows for batch in used[:num]])
-        if kept_rows:
-            news.run.pipeline.queue.hand_out(lease.queue, Held(0, 0, 0, kept_rows))
+        if news.run is not None:
+            # Stale batches were counted by a run that is gone.
+            news.run.queues[lease.queue].note_used(lease.replica, batches[news.num_stale :])
 
 
 def make_fault(generation: bytes, error: FeedError, sequence: int | None) -> say.Fault:

@@ -1,7 +1,10 @@
-"""The queue between the thread that merges and the I/O thread: a device queue to the former.
+"""The batches between the enqueuer and the I/O thread: one stream, fanned out to those who read it.
 
-A queue that replicas share puts each batch into the outbox of each, and its rows are counted out
-when the last of them is past it.
+To the enqueuer a queue is one reader, however many replicas have it: `FanOut` takes each batch
+once, puts it into the outbox of each replica that wants it, and counts it out once, when the last
+of them is past it. So nothing that makes batches knows of replicas, and a consumer that is slow or
+begins later changes nothing for the others. An `Outbox` is what one consumer has still to be sent.
+The batches in all of them are the same objects, so their memory is there once.
 """
 
 from __future__ import annotations
@@ -10,21 +13,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from itertools import takewhile
 
 from feeder.errors import FeedError
 from feeder.service.faults import point
 from feeder.workers.errors import ClosedError
+from feeder.workers.fetch.bound import Held
 from feeder.workers.stats import Stopwatch
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import LazyPosition
 
 CheckBatches = Callable[[list[Batch]], None]
 """Checks batches before they are queued (`PositionCheck.check`); what it raises ends the run."""
-
-
-def check_nothing(batches: list[Batch]) -> None:
-    """Another outbox has checked these batches."""
 
 
 class Outbox:
@@ -35,24 +35,13 @@ class Outbox:
     for moments only. `is_urgent` is written by the I/O thread and read without the lock.
     """
 
-    def __init__(
-        self,
-        first_step: float,
-        check: CheckBatches,
-        discard: Callable[[Batch], None],
-        starved: Stopwatch,
-        number: Callable[[Batch], int] = attrgetter("step"),
-    ) -> None:
-        self._first_step = first_step
-        self._number = number
-        self._check = check
-        self._discard = discard
+    def __init__(self, starved: Stopwatch, wake: Callable[[], None] = lambda: None) -> None:
         self._batches: deque[Batch] = deque()
         self._ending: LazyPosition | FeedError | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self.wake: Callable[[], None] = lambda: None
-        """Wakes the I/O thread: there is something to send."""
+        # Wakes the I/O thread: there is something to send.
+        self._wake = wake
         self._starved = starved
         self.is_urgent = True
         """Whether a batch is worth a wake-up of the I/O thread, which costs more than to send one.
@@ -70,26 +59,18 @@ class Outbox:
         return self._starved.since
 
     def put(self, batches: list[Batch]) -> None:
-        """Add batches in order, and discard those that the consumer has had before. Raises
-        `ClosedError` where the queue is closed, and what the check of all batches raises."""
-        # Discarded batches are checked too: positions of others may lie among them.
-        self._check(batches)
-        wanted = batches
-        if self._number(batches[0]) < self._first_step:
-            wanted = [batch for batch in batches if self._number(batch) >= self._first_step]
-            for batch in batches[: len(batches) - len(wanted)]:
-                self._discard(batch)
+        """Add batches in order. Raises `ClosedError` if the outbox is closed."""
         with self._lock:
             if self._closed:
                 raise ClosedError("the feed is stopped")
             point("server.put")
-            self._batches.extend(wanted)
-            if wanted:
+            self._batches.extend(batches)
+            if batches:
                 self._starved.stop(time.monotonic())
         # Read after the batches are in: the I/O thread sets it and then looks for batches once
         # more, so that one of the two threads sees what the other has done.
         if self.is_urgent:
-            self.wake()
+            self._wake()
 
     def finish(self, ending: LazyPosition | FeedError) -> None:
         """Note what comes after all batches: the end of the stream, or an error."""
@@ -99,7 +80,7 @@ class Outbox:
                 self._ending = ending
             if not self._closed:
                 self._starved.stop(time.monotonic())
-        self.wake()
+        self._wake()
 
     def pop_batches(self, most: int) -> list[Batch]:
         """Take out the next batches, `most` of them or fewer, perhaps none."""
@@ -139,48 +120,79 @@ class Outbox:
             self._batches.clear()
 
 
-class SharedQueue:
-    """The outboxes of one shared queue, as one device queue: each replica gets every batch.
+class FanOut:
+    """One queue of a run: a device queue to the enqueuer, and an outbox for each replica.
 
-    The batches are the same objects, so their memory is there once. The enqueuer's thread puts
-    batches in. The object never changes, and each outbox has a lock of its own.
+    `first_steps` has the number of the first batch that each replica wants. `check` is called with
+    all batches, `free` with each that a replica is not sent, and `count_out` with what the last
+    replica is past. `put` and `finish` are the enqueuer's, `note_sent` and `note_used` the I/O
+    thread's, and the enqueuer's for batches that nobody is sent. The lock guards the counts.
     """
 
-    def __init__(self, outboxes: Sequence[Outbox]) -> None:
-        self._outboxes = outboxes
+    def __init__(
+        self, outboxes: Sequence[Outbox], first_steps: Sequence[float], *,
+        number: Callable[[Batch], int], check: CheckBatches, free: Callable[[Batch], None],
+    ) -> None:  # fmt: skip
+        self.outboxes = outboxes
+        self._first_steps = first_steps
+        self._number = number
+        self._check = check
+        self._free = free
+        self.count_out: Callable[[Held], None] = lambda held: None
+        """Takes what is buffered no longer."""
+        # How many batches each replica was sent, and has used.
+        self._sent, self._used = [0] * len(outboxes), [0] * len(outboxes)
+        self._lock = threading.Lock()
 
     @property
     def waited_since(self) -> float | None:
         """Since when a replica has had nothing left to use; None while all have something."""
-        waits = [outbox.waited_since for outbox in self._outboxes]
-        return min((since for since in waits if since is not None), default=None)
+        waits = [outbox.waited_since for outbox in self.outboxes]
+        return min([since for since in waits if since is not None], default=None)
 
     def put(self, batches: list[Batch]) -> None:
-        """Add batches in order, as `Outbox.put` does."""
-        for outbox in self._outboxes:
-            outbox.put(batches)
+        """Add batches in order; those that a replica has had before it is not sent. Raises
+        `ClosedError` if the queue is closed, and what the check of all batches raises."""
+        # All of them: positions of others may lie among batches that nobody is sent.
+        self._check(batches)
+        for replica, outbox in enumerate(self.outboxes):
+            first, wanted = self._first_steps[replica], batches
+            if self._number(batches[0]) < first:
+                had = [*takewhile(lambda batch: self._number(batch) < first, batches)]
+                self._leave_out(replica, had)
+                wanted = batches[len(had) :]
+            outbox.put(wanted)
 
     def finish(self, ending: LazyPosition | FeedError) -> None:
         """Note what comes after all batches: the end of the stream, or an error."""
-        for outbox in self._outboxes:
+        for outbox in self.outboxes:
             outbox.finish(ending)
 
+    def _leave_out(self, replica: int, batches: list[Batch]) -> None:
+        """A replica has had these batches: as if it had been sent and had used them again."""
+        for batch in batches:
+            self._free(batch)
+        self.note_sent(replica, batches)
+        self.note_used(replica, batches)
 
-class Laggard:
-    """How many batches of a run the last replica of a queue is past: what all are past is counted
-    out once. Any thread; the lock guards the counts."""
+    def note_sent(self, replica: int, batches: list[Batch]) -> None:
+        """A replica was sent these batches: from here on credit bounds them."""
+        batches = self._past_all(self._sent, replica, batches)
+        rows = sum([batch.rows for batch in batches])
+        num_bytes = sum([batch.held_bytes for batch in batches])
+        self.count_out(Held(len(batches), rows, num_bytes, 0))
 
-    def __init__(self, replicas: int) -> None:
-        self._past = [0] * replicas
-        self._lock = threading.Lock()
+    def note_used(self, replica: int, batches: list[Batch]) -> None:
+        """A replica's user was handed these batches: their chunks are kept no longer for it."""
+        kept_rows = sum([one.kept_rows for one in self._past_all(self._used, replica, batches)])
+        if kept_rows:
+            self.count_out(Held(0, 0, 0, kept_rows))
 
-    def advance(self, replica: int, num: int) -> int:
-        """A replica is past `num` more batches; returns how many of these, the first ones, all are
-        past now."""
-        past = self._past
+    def _past_all(self, past: list[int], replica: int, batches: list[Batch]) -> list[Batch]:
+        """A replica is past these batches; returns those, the first ones, that all are past now."""
         if len(past) == 1:
-            return num
+            return batches
         with self._lock:
-            mine, past[replica] = past[replica], past[replica] + num
+            mine, past[replica] = past[replica], past[replica] + len(batches)
             # None of these was counted before, since this replica was not past it.
-            return max(0, min(past) - mine)
+            return batches[: max(0, min(past) - mine)]

@@ -7,7 +7,7 @@ that consumer would silently get wrong rows. Compared are the numbers of calls a
 digest of leftover rows. Cursors are not compared: their bytes are the user's, who may write the
 same place down in several ways. Who is to go where two differ, the membership decides.
 
-The check runs in the enqueuer's thread, in `Outbox.put`, and raises there, which ends the run. That
+The check runs in the enqueuer's thread, in `FanOut.put`, and raises there, which ends the run. That
 is a call upwards, and it stays: the position before a batch is that of the batch before, of any
 queue, and only the enqueuer sees all batches in order and before anybody is sent one.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from feeder.errors import FeedError, RemoteError, StuckWorkerError
@@ -17,11 +17,10 @@ from feeder.service.faults import point
 from feeder.service.memory.arena import ArenaSlots, slot_of
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.factory import FeedFactory
-from feeder.service.server.outbox import CheckBatches, Laggard, Outbox, SharedQueue, check_nothing
+from feeder.service.server.outbox import CheckBatches, FanOut, Outbox
 from feeder.service.server.stats import FeedStats
 from feeder.state.positions import recall
 from feeder.workers.errors import in_words
-from feeder.workers.fetch.bound import Held
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import StreamStats, num_partitions
@@ -41,19 +40,15 @@ _REWIND_INTERVAL_S = 0.5
 
 
 class StreamIncarnation:
-    """The stream of a feed from one position on, with an outbox for each seat. Immutable, but for
-    the counts of `sent` and `used`."""
+    """The stream of a feed from one position on, with an outbox for each seat. Immutable."""
 
-    def __init__(
-        self, pipeline: Pipeline, outboxes: list[Outbox], sent: list[Laggard], used: list[Laggard]
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, queues: Sequence[FanOut]) -> None:
         self.pipeline = pipeline
-        self.outboxes = outboxes
+        self.queues = queues
+        self.outboxes = [outbox for queue in queues for outbox in queue.outboxes]
         """One for each seat."""
-        self.sent = sent
-        """Of each queue, how many of its batches have been sent."""
-        self.used = used
-        """And how many have been used."""
+        for number, queue in enumerate(queues):
+            queue.count_out = partial(pipeline.queue.hand_out, number)
 
     @property
     def failure(self) -> FeedError | None:
@@ -266,28 +261,14 @@ class ServedFeed:
         recall(config.stream.fetch, resume)
 
         num, replicas = len(config.devices), self.factory.replicas
-        sent, used = ([Laggard(replicas) for _ in range(num)] for _ in range(2))
-
-        def discard(seat: int, batch: Batch) -> None:
-            # As if it had been sent and used: its slot is free, and its rows are buffered no more.
-            queue, replica = divmod(seat, replicas)
-            self.slots.free(queue, slot_of(batch))
-            is_sent, is_used = (counts[queue].advance(replica, 1) for counts in (sent, used))
-            held = Held(
-                is_sent, is_sent * batch.rows, is_sent * batch.held_bytes, is_used * batch.kept_rows
+        outboxes = [Outbox(stats.starved, self._wake) for stats in self.stats.queues]
+        queues = [
+            FanOut(
+                outboxes[at : at + replicas], first_steps[at : at + replicas],
+                number=counting.number, check=check, free=partial(self._free, at // replicas),
             )
-            pipeline.queue.hand_out(queue, held)
-
-        outboxes = [
-            # One outbox of each queue checks its batches, which are those of all its replicas.
-            Outbox(
-                step, check if seat % replicas == 0 else check_nothing, partial(discard, seat),
-                self.stats.queues[seat].starved, counting.number,
-            )
-            for seat, step in enumerate(first_steps)
+            for at in range(0, len(outboxes), replicas)
         ]  # fmt: skip
-        shared = [outboxes[at : at + replicas] for at in range(0, len(outboxes), replicas)]
-        queues = [SharedQueue(of_queue) for of_queue in shared] if replicas > 1 else outboxes
         if len(self.counted.partitions) != num_partitions(config.stream, config.run):
             # A factory may give another number of threads each time, and then counters cannot go
             # on.
@@ -299,9 +280,7 @@ class ServedFeed:
             encode=positions.id.encode, resume=resume, stats=self.counted,
             turns=positions.begin_within(resume.cut, counting),
         )  # fmt: skip
-        run = StreamIncarnation(pipeline, outboxes, sent, used)
-        for outbox in outboxes:
-            outbox.wake = self._wake
+        run = StreamIncarnation(pipeline, queues)
         # Threads first, `self.run` after: the I/O thread takes what it finds there as a run that
         # lives.
         try:
@@ -317,6 +296,9 @@ class ServedFeed:
         if not is_wanted:
             self._drop(run)
         self._wake()
+
+    def _free(self, queue: int, batch: Batch) -> None:
+        self.slots.free(queue, slot_of(batch))
 
     def _drop(self, run: StreamIncarnation) -> None:
         """End a run that nobody has seen; the maker joins it like one that was stopped."""

@@ -59,7 +59,7 @@ def test_a_consumer_that_has_nothing_left_waits() -> None:
 
 def test_a_consumer_that_is_due_no_more_does_not_wait() -> None:
     account = QueueStats()
-    outbox = Outbox(0, lambda batches: None, lambda batch: None, account.starved)
+    outbox = Outbox(account.starved)
     outbox.starve()
     assert outbox.waited_since is not None
     outbox.finish(FeedError("no disk"))
@@ -70,7 +70,7 @@ def test_a_consumer_that_is_due_no_more_does_not_wait() -> None:
 
 def test_a_queue_that_is_closed_to_begin_again_still_waits() -> None:
     account = QueueStats()
-    outbox = Outbox(0, lambda batches: None, lambda batch: None, account.starved)
+    outbox = Outbox(account.starved)
     outbox.starve()
     outbox.close()
     outbox.finish(FeedError("stopped"))

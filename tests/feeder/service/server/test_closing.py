@@ -80,7 +80,7 @@ def test_an_outbox_that_is_closed_with_batches_has_not_come_to_the_end() -> None
     batch: Any = SimpleNamespace(step=0)
     ending: Any = object()
     for taken in (0, 1):
-        outbox = Outbox(0, lambda batches: None, lambda batch: None, Stopwatch())
+        outbox = Outbox(Stopwatch())
         outbox.put([batch])
         outbox.finish(ending)
         assert len(outbox.pop_batches(taken)) == taken
