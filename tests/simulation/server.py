@@ -17,7 +17,7 @@ from feeder.service.protocol.membership import RETURN_S
 from feeder.service.server.factory import FeedFactory
 from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
-from feeder.service.server.run import ServedFeed
+from feeder.service.server.run import Request, ServedFeed
 from simulation.faults import Plan
 from simulation.network import DescriptorListener, Router, Waker
 from simulation.process import Process
@@ -268,7 +268,7 @@ class ServerProcess(Process):
             if member.seat in missing and member.lives and member.has_run:
                 raise Violation(f"waits: {self.name} waits for {member.who}, with whom it has run")
 
-    def _start_run(self, resume: Any, first_steps: Any, check: Any, counting: Any) -> None:
+    def _start_run(self, request: Request) -> None:
         feed = self.group.membership
         # Where the feed runs with a consumer, that its queue had ended before is forgotten.
         self.known_ended.difference_update(
@@ -279,7 +279,7 @@ class ServerProcess(Process):
         starting = [one.seat for one in counted if not one.rejoins]
         if starting and feed.missing():
             raise Violation(f"waits: {self.name} begins without {feed.missing()}: {starting} start")
-        ServedFeed.start_run(self.feed, resume, first_steps, check, counting)
+        ServedFeed.start_run(self.feed, request)
 
     def check_slots(self) -> None:
         """At the end, when nobody has a lease: all slots are free."""

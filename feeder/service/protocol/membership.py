@@ -418,10 +418,6 @@ class Membership:
 
     # ---- whose position is the stream's
 
-    def vouch(self, seat: int) -> None:
-        """A member's position is one that it was given here."""
-        self.members[seat].agrees = True
-
     def note_passed(self, seats: tuple[int, ...]) -> None:
         """The run has passed the positions of these seats, and each equals the stream's there."""
         if self._stands is not None:

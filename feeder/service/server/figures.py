@@ -40,7 +40,7 @@ from feeder.service.server.group import ConsumerGroup
 def feed_figures(group: ConsumerGroup, now: float) -> FeedFigures:
     """The figures of a feed and of its consumers."""
     feed, run = group.feed, group.feed.run
-    failure = _failure(group)
+    failure = feed.ended_with
     # A feed that has failed waits for nobody: that its queues are empty is not the news.
     missing = () if failure is not None else tuple(group.membership.missing())
     condition = Condition(
@@ -71,14 +71,6 @@ def _progress(group: ConsumerGroup) -> ProgressFigures | None:
         return None
     at = place.settled()
     return progress_of(factory.config, at)
-
-
-def _failure(group: ConsumerGroup) -> FeedError | None:
-    # All queues end with the same error; one that ended before the failure knows nothing of it.
-    feed = group.feed
-    endings = [] if feed.run is None else [outbox.result for outbox in feed.run.outboxes]
-    found = [feed.failure, *endings]
-    return next((error for error in found if isinstance(error, FeedError)), None)
 
 
 def _state(group: ConsumerGroup, failure: FeedError | None) -> State:

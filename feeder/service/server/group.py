@@ -19,7 +19,7 @@ from feeder.service.protocol.seats import seat_names, seat_of
 from feeder.service.ratelimited_log import plain
 from feeder.service.server.delivery import Delivery, Lease, News, Send, make_fault
 from feeder.service.server.position_check import PositionCheck, Stand, key
-from feeder.service.server.run import ServedFeed
+from feeder.service.server.run import Request, ServedFeed
 from feeder.service.server.watermark import LowWatermark
 from feeder.state.snapshot import StreamState
 from feeder.workers.fetch.resuming import Resume
@@ -151,7 +151,7 @@ class ConsumerGroup:
         consumer, keys = self._left.get(seat, (b"", set()))
         stream = self.feed.factory.config.stream
         if consumer == message.consumer and resume and key(resume.cut, stream) in keys:
-            self.membership.vouch(seat)
+            lease.agrees = True
         # Also where nobody held the queue: its arena may be of a size that this lease cannot use.
         self.feed.slots.retire(queue, lambda a: a.num_slots == self.num_slots(queue, a.slot_bytes))
         lease.session.on("Open")
@@ -243,7 +243,9 @@ class ConsumerGroup:
         if not stands:
             return self.feed.stop_run()  # Everybody has had everything.
         self._position_check = PositionCheck(stands, factory.config.stream, counting, run.void)
-        self.feed.start_run(start, run.first_steps, self._position_check.check, counting)
+        self.feed.start_run(
+            Request(start, run.first_steps, self._position_check.check, counting)
+        )  # fmt: skip
 
     def state(self) -> StreamState:
         """How far all consumers have used the feed; any thread may ask."""

@@ -1,7 +1,9 @@
 """A served feed: how its stream is made, stopped, and made again at another position.
 
-`StreamIncarnation` is one stream from one position on, with an outbox for each seat. `ServedFeed`
-ends one incarnation and makes the next.
+A feed goes back by being made anew: a `Request` says from where on, a `StreamIncarnation` is the
+stream that is made for it, and `ServedFeed` ends one incarnation and makes the next. To make one
+takes as long as the user's functions take, and meanwhile another one may be asked for. So there is
+one request in force, and whatever was made for another is thrown away.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
+from feeder.config import FeedConfig
 from feeder.errors import FeedError, RemoteError, StuckWorkerError
 from feeder.service.faults import point
 from feeder.service.memory.arena import ArenaSlots, slot_of
@@ -39,16 +43,50 @@ _REWINDS = 8
 _REWIND_INTERVAL_S = 0.5
 
 
+class Request(NamedTuple):
+    """What run a feed is to have. Immutable."""
+
+    resume: Resume | None
+    """The position that it begins at; None for the start of the feed."""
+    first_steps: Sequence[float]
+    """The number of the first batch that each seat wants; those before it are discarded."""
+    check: CheckBatches
+    """Is called with all batches, in order, before anything else."""
+    counting: Counting
+    """How it deals batches to queues."""
+
+
 class StreamIncarnation:
     """The stream of a feed from one position on, with an outbox for each seat. Immutable."""
 
-    def __init__(self, pipeline: Pipeline, queues: Sequence[FanOut]) -> None:
-        self.pipeline = pipeline
-        self.queues = queues
-        self.outboxes = [outbox for queue in queues for outbox in queue.outboxes]
+    def __init__(self, feed: ServedFeed, config: FeedConfig, request: Request) -> None:
+        positions, slots, replicas = feed.factory.positions, feed.slots, feed.factory.replicas
+        # Never None: without a position a pipeline does not seek, and this function may have been
+        # called before.
+        resume = request.resume or Resume(cut=feed.factory.start_cut())
+        recall(config.stream.fetch, resume)
+
+        def free(queue: int, batch: Batch) -> None:
+            slots.free(queue, slot_of(batch))
+
+        self.outboxes = [Outbox(stats.starved, feed.wake) for stats in feed.stats.queues]
         """One for each seat."""
-        for number, queue in enumerate(queues):
-            queue.count_out = partial(pipeline.queue.hand_out, number)
+        self.queues = [
+            FanOut(
+                self.outboxes[at : at + replicas], request.first_steps[at : at + replicas],
+                number=request.counting.number, check=request.check,
+                free=partial(free, at // replicas),
+            )
+            for at in range(0, len(self.outboxes), replicas)
+        ]  # fmt: skip
+        slots.reopen()
+        self.pipeline = Pipeline(
+            config.stream, config.run, feed.name, self.queues, slots,
+            encode=positions.id.encode, resume=resume, stats=feed.counted,
+            turns=positions.begin_within(resume.cut, request.counting),
+        )  # fmt: skip
+        for number, queue in enumerate(self.queues):
+            queue.count_out = partial(self.pipeline.queue.hand_out, number)
 
     @property
     def failure(self) -> FeedError | None:
@@ -75,7 +113,7 @@ class ServedFeed:
 
     `start_run`, `stop_run` and `make_use_of_room` are the I/O thread's; `run_maker` is the body of
     the maker; `close` may be called by any thread. The condition `_changed` guards what both use:
-    `_asked`, `_number`, `_old`, `_closed`, `_has_spare`, `run` and `failure`. The I/O thread reads
+    `_wanted`, `_asked`, `_old`, `_closed`, `_has_spare`, `run` and `failure`. The I/O thread reads
     `run` and `failure` without it: both are replaced as a whole.
     """
 
@@ -83,14 +121,15 @@ class ServedFeed:
         self.factory = factory
         self.slots = slots
         slots.on_spare = self._let_go
-        self._wake = wake
-        self._asked: tuple[Resume | None, list[float], CheckBatches, Counting] | None = None
+        self.wake = wake
+        """Wakes the I/O thread."""
+        # The request in force, and the same as long as the maker has not taken it.
+        self._wanted: Request | None = None
+        self._asked: Request | None = None
         self._closed = self._has_spare = False
         self._changed = threading.Condition()
         # A run that was told to end and is still to be joined.
         self._old: StreamIncarnation | None = None
-        # Counts the requests: a run that was made for an older one is thrown away.
-        self._number = 0
         self._tokens, self._refilled_at = float(_REWINDS), time.monotonic()
         self._log = RateLimitedLog()
         config = factory.config
@@ -120,26 +159,21 @@ class ServedFeed:
         """The feed's name."""
         return self.factory.name
 
-    def start_run(
-        self, resume: Resume | None, first_steps: list[float], check: CheckBatches,
-        counting: Counting | None = None,
-    ) -> None:  # fmt: skip
-        """Ask for a run from another position on, which deals as `counting` says; of each seat the
-        batches before its first number are discarded. `check` is called with all batches, in order,
-        before anything else."""
+    def start_run(self, request: Request) -> None:
+        """Ask for another run."""
         self.stop_run()
         self.stats.begun += 1
         self.started_at = self.started_at or time.monotonic()
         with self._changed:
             if not self._closed:
-                self._asked = resume, first_steps, check, counting or self.factory.counting
+                self._wanted = self._asked = request
             self._changed.notify_all()
 
     def stop_run(self) -> None:
         """Stop the run, if there is one, or if one is being made."""
         with self._changed:
-            self._number += 1
-            run, self.run, self._asked = self.run, None, None
+            run, self.run = self.run, None
+            self._wanted = self._asked = None
             self.failure = self.reported = None
             if run is not None:
                 self._old = run
@@ -187,14 +221,14 @@ class ServedFeed:
         with self._changed:
             old, self._old = self._old, None
             asked, self._asked = self._asked, None
-            number, is_over = self._number, self._closed
+            wanted, is_over = self._wanted, self._closed
         try:
             # First: two runs at once would call one fetch function twice at a time.
             if old is not None:
                 old.join(_CLOSE_S if self._closed else _JOIN_S)
             if asked is not None:
-                if self._may_rewind(number):
-                    self._make(number, *asked)
+                if self._may_rewind(asked):
+                    self._make(asked)
             elif is_over:
                 self.slots.drop()
                 return True
@@ -212,29 +246,29 @@ class ServedFeed:
             # A call that has not returned may still write to its slot.
             for queue in range(len(self.factory.config.devices)):
                 self.slots.retire(queue)
-            self._fail(number, error)
+            self._fail(wanted, error)
         except FeedError as error:
-            self._fail(number, error)
+            self._fail(wanted, error)
         except Exception as error:
             failed = RemoteError(f"feed {self.name!r} could not be made: {in_words(error)}")
             failed.__cause__ = error
-            self._fail(number, failed)
+            self._fail(wanted, failed)
         return False
 
-    def _may_rewind(self, number: int) -> bool:
-        """Wait until the bucket allows another run; False where this one is wanted no more.
+    def _may_rewind(self, request: Request) -> bool:
+        """Wait until the bucket allows another run; False if this one is wanted no more.
 
         A request that was overtaken takes no token. So a consumer that comes after many that came
         and went within a moment waits for one interval, and pays no debt of theirs.
         """
         with self._changed:
-            while number == self._number:
+            while request is self._wanted:
                 wait_s = self.rewinds_in(time.monotonic())
                 if not wait_s:
                     self._tokens -= 1.0
                     return True
                 self._log.warn("feed %r is begun again too often; it waits", self.name)
-                self._changed.wait_for(lambda: number != self._number, wait_s)
+                self._changed.wait_for(lambda: request is not self._wanted, wait_s)
             return False
 
     def rewinds_in(self, now: float) -> float:
@@ -243,62 +277,35 @@ class ServedFeed:
         self._tokens = min(_REWINDS, self._tokens + passed / _REWIND_INTERVAL_S)
         return max(0.0, (1.0 - self._tokens) * _REWIND_INTERVAL_S)
 
-    def _fail(self, number: int, error: FeedError) -> None:
+    def _fail(self, request: Request | None, error: FeedError) -> None:
         with self._changed:
-            if number == self._number:
+            if request is self._wanted:
                 self.failure = error
-        self._wake()
+        self.wake()
 
-    def _make(
-        self, number: int, resume: Resume | None, first_steps: list[float], check: CheckBatches,
-        counting: Counting,
-    ) -> None:  # fmt: skip
+    def _make(self, request: Request) -> None:
         point("server.rewind")
-        config = self.factory.make(resume)
-        # Never None: without a position a pipeline does not seek, and this function may have been
-        # called before.
-        resume = resume or Resume(cut=self.factory.start_cut())
-        recall(config.stream.fetch, resume)
-
-        num, replicas = len(config.devices), self.factory.replicas
-        outboxes = [Outbox(stats.starved, self._wake) for stats in self.stats.queues]
-        queues = [
-            FanOut(
-                outboxes[at : at + replicas], first_steps[at : at + replicas],
-                number=counting.number, check=check, free=partial(self._free, at // replicas),
-            )
-            for at in range(0, len(outboxes), replicas)
-        ]  # fmt: skip
+        config = self.factory.make(request.resume)
         if len(self.counted.partitions) != num_partitions(config.stream, config.run):
             # A factory may give another number of threads each time, and then counters cannot go
             # on.
-            self.counted = StreamStats.of(config.stream, config.run, num)
-        self.slots.reopen()
-        positions = self.factory.positions
-        pipeline = Pipeline(
-            config.stream, config.run, self.name, queues, self.slots,
-            encode=positions.id.encode, resume=resume, stats=self.counted,
-            turns=positions.begin_within(resume.cut, counting),
-        )  # fmt: skip
-        run = StreamIncarnation(pipeline, queues)
+            self.counted = StreamStats.of(config.stream, config.run, len(config.devices))
+        run = StreamIncarnation(self, config, request)
         # Threads first, `self.run` after: the I/O thread takes what it finds there as a run that
         # lives.
         try:
-            pipeline.start()
+            run.pipeline.start()
         except BaseException:  # as where the system has no more threads
             self._drop(run)
             raise
         point("server.started")
         with self._changed:
-            is_wanted = number == self._number
+            is_wanted = request is self._wanted
             if is_wanted:
                 self.run = run
         if not is_wanted:
             self._drop(run)
-        self._wake()
-
-    def _free(self, queue: int, batch: Batch) -> None:
-        self.slots.free(queue, slot_of(batch))
+        self.wake()
 
     def _drop(self, run: StreamIncarnation) -> None:
         """End a run that nobody has seen; the maker joins it like one that was stopped."""

@@ -16,9 +16,10 @@ from conformance.served import TRANSPORTS, serving
 from feeder.service.server import run as served_feeds
 from feeder.service.server import serve
 from feeder.service.server.outbox import Outbox
-from feeder.service.server.run import ServedFeed
+from feeder.service.server.run import Request, ServedFeed
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.stats import Stopwatch
+from feeder.workers.stream.rounds import Counting
 from feeds import make
 from leaks import held
 from small import WAIT_S
@@ -114,19 +115,24 @@ def served_feed() -> ServedFeed:
     return ServedFeed(factory, slots, lambda: None)
 
 
+def request() -> Request:
+    return Request(None, [0], lambda batches: None, Counting(1))
+
+
 def test_a_feed_that_is_closed_is_not_begun_again() -> None:
     feed = served_feed()
     feed.close()
-    feed.start_run(None, [0], lambda batches: None)
+    feed.start_run(request())
     feed.run_maker()
     assert (feed.run, feed.failure) == (None, None)
 
 
 def test_a_feed_that_is_begun_again_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_feeds, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    feed = served_feed()
-    assert [feed._may_rewind(0) for _ in range(8)] == [True] * 8
-    waiting = threading.Thread(target=lambda: outcome.append(feed._may_rewind(0)))
+    feed, asked = served_feed(), request()
+    feed.start_run(asked)
+    assert [feed._may_rewind(asked) for _ in range(8)] == [True] * 8
+    waiting = threading.Thread(target=lambda: outcome.append(feed._may_rewind(asked)))
     outcome: list[bool] = []
     monkeypatch.setattr(served_feeds, "_REWIND_INTERVAL_S", 1e6)
     waiting.start()
