@@ -75,7 +75,7 @@ class ServerProcess(Process):
         others and the end are to be sent."""
         self._halted_since: float | None = None
         run_id = world.urandom(16)
-        self.group = ConsumerGroup(self.feed, run_id, plan.lease_s, self._send)
+        self.group = ConsumerGroup(self.feed, run_id, plan.lease_s)
         router = self.router
         listener: Any = SimpleNamespace(
             router=router, monitor=router.events, reader=router, most_bytes=2**20, addresses=[]
@@ -86,6 +86,7 @@ class ServerProcess(Process):
         self.loop = ServerLoop(
             {factory.name: self.group}, [listener], descriptors, waker, exit_when=plan.exit_when
         )
+        self.group.delivery.send = self._send
         self.loop._refuse = self._refuse  # type: ignore[method-assign]
         log: Any = Log(self)
         self.loop._log = self.loop._guard._log = log

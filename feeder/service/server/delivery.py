@@ -329,15 +329,16 @@ _MOST_BATCHES = 64
 """Most batches of one message."""
 
 Send = Callable[[Peer, say.Message, Sequence[Any]], bool]
-"""Sends a message with frames after it (`ServerLoop.send`); False where the peer is gone."""
+"""Sends a message with frames after it (`ServerLoop.send`); False if the peer is gone."""
 
 
 class Delivery:
     """Sends the consumers of one feed what they have credit for. Owned by the I/O thread."""
 
-    def __init__(self, feed: ServedFeed, send: Send) -> None:
+    def __init__(self, feed: ServedFeed) -> None:
         self._feed = feed
-        self._send = send
+        self.send: Send
+        """Sends a message. The I/O loop sets it, which is made for the groups that there are."""
         factory = feed.factory
         self._stream = factory.config.stream
         self._grouping = Grouping(
@@ -401,7 +402,7 @@ class Delivery:
         lease.session.on("End")
         point("server.before_end")
         message = say.End(generation=lease.generation, sequence=lease.sent, token=token)
-        is_sent = self._send(lease.peer, message, ())
+        is_sent = self.send(lease.peer, message, ())
         point("server.ended")
         return is_sent
 
@@ -419,7 +420,7 @@ class Delivery:
             text = "\n".join(filter(None, (str(error), origin(error))))
             logger.error("feed %r has failed: %s", self._feed.name, text)
         lease.session.on("Fault")
-        return self._send(lease.peer, make_fault(lease.generation, error, lease.sent), ())
+        return self.send(lease.peer, make_fault(lease.generation, error, lease.sent), ())
 
     def _send_batches(self, lease: Lease, run: StreamIncarnation, batches: list[Batch]) -> bool:
         slots = [slot_of(batch) for batch in batches]
@@ -441,7 +442,7 @@ class Delivery:
         lease.note(batches, run)
         point("server.before_send")
         frames = () if lease.shared else pieces(slots[0].memories(batches[0].columns))
-        is_sent = self._send(lease.peer, message, frames)
+        is_sent = self.send(lease.peer, message, frames)
         point("server.sent")
         self._sent.append((run, lease, batches))
         return is_sent
@@ -483,7 +484,7 @@ class Delivery:
             generation=lease.generation, number=arena.number, slot_bytes=arena.slot_bytes,
             num_slots=arena.num_slots,
         )  # fmt: skip
-        return self._send(lease.peer, message, ())
+        return self.send(lease.peer, message, ())
 
     def _show_columns(self, lease: Lease) -> bool:
         """Send a consumer the columns before its first batch; False where it is gone. Raises
@@ -512,7 +513,7 @@ class Delivery:
             batch_size=self._stream.batch_size,
             columns=tuple(columns),
         )  # fmt: skip
-        return self._send(lease.peer, spec, ())
+        return self.send(lease.peer, spec, ())
 
     def resume_after(self, place: LazyPosition) -> Resume:
         """Where to go on after a batch that was sent."""
@@ -541,7 +542,7 @@ class Delivery:
             data = None
         receipt = lease.answers.make(os.urandom(RECEIPT_BYTES))
         message = say.State(generation=lease.generation, data=data, receipt=receipt)
-        return self._send(lease.peer, message, ())
+        return self.send(lease.peer, message, ())
 
     def settle(self) -> None:
         """Count what has been sent, to all replicas of a queue, as buffered no longer: from here on

@@ -17,7 +17,7 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.membership import Membership
 from feeder.service.protocol.seats import seat_names, seat_of
 from feeder.service.ratelimited_log import plain
-from feeder.service.server.delivery import Delivery, Lease, News, Send, make_fault
+from feeder.service.server.delivery import Delivery, Lease, News, make_fault
 from feeder.service.server.position_check import PositionCheck, Stand, key
 from feeder.service.server.run import Request, ServedFeed
 from feeder.service.server.watermark import LowWatermark
@@ -34,10 +34,9 @@ class ConsumerGroup:
     `state` any thread's: both read single attributes.
     """
 
-    def __init__(self, feed: ServedFeed, run_id: bytes, lease_s: float, send: Send) -> None:
+    def __init__(self, feed: ServedFeed, run_id: bytes, lease_s: float) -> None:
         self.feed = feed
         self._run_id = run_id
-        self._send = send
         factory = feed.factory
         self.num_queues = len(factory.config.devices)
         self.replicas = factory.replicas
@@ -50,7 +49,7 @@ class ConsumerGroup:
             compares=factory.config.stream.repeatable,
             counting=factory.counting,
         )
-        self._delivery = Delivery(feed, send)
+        self.delivery = Delivery(feed)
         self.low_watermark = LowWatermark(factory)
         """How far all consumers have used the feed."""
         self._position_check: PositionCheck | None = None
@@ -81,14 +80,14 @@ class ConsumerGroup:
                 raise error
             case events.SendAway(lease, error, fences):
                 self.feed.stats.fenced += fences
-                self._send(lease.peer, make_fault(lease.generation, error, None), ())
+                self.delivery.send(lease.peer, make_fault(lease.generation, error, None), ())
                 # Its connection is left to it: a hang-up would come before the error.
                 self._end_lease(lease, hangs_up=False)
             case events.EndLease(lease):
                 self._end_lease(lease)
             case events.SendEnd(lease):
                 self._finished = lease.resume
-                self._delivery.send_end(lease, self.start_token(lease))
+                self.delivery.send_end(lease, self.start_token(lease))
             case events.StartRun():
                 self._start_run(one)
             case events.StopRun():
@@ -174,7 +173,7 @@ class ConsumerGroup:
         self.feed.slots.retire(lease.queue, lambda arena: lease.shared)
         if lease.connection is not None and hangs_up:
             lease.connection.close()
-        self._delivery.let_go(lease, lease.take_used(len(lease.under_way)))
+        self.delivery.let_go(lease, lease.take_used(len(lease.under_way)))
 
     def _note_places(self, lease: Lease) -> None:
         """Remember from where a consumer whose lease ends may come back: it is then known to stand
@@ -236,7 +235,7 @@ class ConsumerGroup:
             assert isinstance(lease, Lease)
             # After the last batch that it was sent.
             place = lease.sent_to
-            at = lease.resume if place is None else self._delivery.resume_after(cast("Any", place))
+            at = lease.resume if place is None else self.delivery.resume_after(cast("Any", place))
             start = start if stands else at
             cut = factory.start_cut() if at is None else at.cut
             stands.append(Stand(seat, f"{lease.name} ({lease.who})", cut))
@@ -249,11 +248,11 @@ class ConsumerGroup:
 
     def state(self) -> StreamState:
         """How far all consumers have used the feed; any thread may ask."""
-        ending, finished = self._delivery.ending, self._finished
+        ending, finished = self.delivery.ending, self._finished
         if (ending or finished) and self.acknowledged:
             if ending is None:
                 return self.feed.factory.state(finished)  # All came back with the end.
-            self.low_watermark.finish_at(ending, self._delivery.columns)
+            self.low_watermark.finish_at(ending, self.delivery.columns)
         return self.low_watermark.state()
 
     def num_slots(self, queue: int, slot_bytes: int) -> int:
@@ -301,15 +300,15 @@ class ConsumerGroup:
         news = lease.take_used(num)
         places = [batch.place for batch in news.batches]
         self.feed.stats.queues[seat].add_report(message.report, news.batches, now)
-        self.low_watermark.note(seat, places, self._delivery.columns)
+        self.low_watermark.note(seat, places, self.delivery.columns)
         self._unsettled.append((lease, news))
         if lease.has_all:
-            self.low_watermark.leave_out(seat, self._delivery.columns)
+            self.low_watermark.leave_out(seat, self.delivery.columns)
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """Answer a consumer that asks for its position with leftover rows."""
         lease.answers.check(message.receipt)
-        if not self._delivery.send_state(lease, message.sequence, lease.resume):
+        if not self.delivery.send_state(lease, message.sequence, lease.resume):
             self.lose(lease)
 
     # ---- messages to consumers
@@ -322,7 +321,7 @@ class ConsumerGroup:
         # is sent away and the others go on.
         if failure is not None and self._position_check is not None:
             self._handle(self._position_check.failed(failure))
-        self._delivery.judged = failure
+        self.delivery.judged = failure
         for lease in self.leases:
             if lease.excess is not None:
                 self._dismiss(lease, lease.excess)
@@ -331,18 +330,18 @@ class ConsumerGroup:
                     self._pump(lease)
                 except Exception as error:
                     # It concerns this consumer alone: the others are served all the same.
-                    self._delivery.send_failure(lease, error)
+                    self.delivery.send_failure(lease, error)
         # After all sends: this wakes the enqueuer, and each send lets go of the interpreter, which
         # the enqueuer would then take while other consumers wait.
         unsettled, self._unsettled = self._unsettled, []
         for lease, news in unsettled:
             try:
-                self._delivery.let_go(lease, news)
+                self.delivery.let_go(lease, news)
             # A lease that releases what it does not have ends alone.
             except ProtocolError as error:
                 logger.exception("feed %r, %s", self.feed.name, lease.name)
                 self._dismiss(lease, error)
-        self._delivery.settle()
+        self.delivery.settle()
         if self.replicas > 1:
             self._look_for_kept()
         self.feed.make_use_of_room()
@@ -363,10 +362,10 @@ class ConsumerGroup:
     def _pump(self, lease: Lease) -> None:
         run, failure = self.feed.run, self.feed.failure
         if run is not None:
-            if not self._delivery.pump(lease, run):
+            if not self.delivery.pump(lease, run):
                 self.lose(lease)
-        elif failure is not None and failure is self._delivery.judged:
-            self._delivery.send_failure(lease, failure)
+        elif failure is not None and failure is self.delivery.judged:
+            self.delivery.send_failure(lease, failure)
 
     def tell_waiting(self) -> None:
         """Send `Waiting` to everybody for whom it says something new: consumers tell the next
@@ -377,4 +376,4 @@ class ConsumerGroup:
             if lease.last_waiting != waiting:
                 lease.last_waiting = waiting
                 message = say.Waiting(generation=lease.generation, queues=missing, ended=ended)
-                self._send(lease.peer, message, ())
+                self.delivery.send(lease.peer, message, ())

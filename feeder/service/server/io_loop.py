@@ -163,6 +163,8 @@ class ServerLoop:
         descriptors: DescriptorListener, waker: Waker, *, exit_when: str,
     ) -> None:  # fmt: skip
         self._groups = groups
+        for group in groups.values():
+            group.delivery.send = self.send
         self._listeners = listeners
         self.waker = waker
         # Which lease a connection speaks for. The group may have ended it already.
@@ -215,7 +217,7 @@ class ServerLoop:
         ready = dict(self._poller.poll(timeout_ms))
         if self.waker.fileno() in ready:
             self.waker.clear()
-        self.monitors.answer_threads()
+            self.monitors.answer_threads()  # Whoever asks wakes this thread.
         for i, listener in enumerate(self._listeners):
             if listener.router in ready:
                 self._receive(i, listener)

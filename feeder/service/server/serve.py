@@ -208,8 +208,7 @@ class Server(Closing):
         return Snapshot(tuple(group.state() for group in self._groups.values()))
 
     def _feed(self, factory: FeedFactory, run_id: bytes, lease_s: float) -> ServedFeed:
-        # Two calls upwards: slots ask the group for their number when the first batch shows its
-        # size, and groups send through the loop, which is made after them.
+        # A call upwards: slots ask the group for their number when the first batch shows its size.
         groups = self._groups
         slots = ArenaSlots(
             len(factory.config.devices),
@@ -217,10 +216,7 @@ class Server(Closing):
             replicas=factory.replicas,
         )
         feed = ServedFeed(factory, slots, self._waker.wake)
-        groups[factory.name] = ConsumerGroup(
-            feed, run_id, lease_s,
-            lambda peer, message, frames: self._loop.send(peer, message, frames),
-        )  # fmt: skip
+        groups[factory.name] = ConsumerGroup(feed, run_id, lease_s)
         return feed
 
     def _listen(self) -> DescriptorListener:
