@@ -229,7 +229,7 @@ class Server:
             ms.Member(**dict(zip(_MEMBER, _OF_MEMBER(one), strict=True))) for one in old.members
         ]
         # Positions always agree here: what a run began with is asked for by nobody.
-        membership._stands = None
+        membership._run_members = None
         return Server(
             self.num_batches, membership, self.leases.copy(), self.head, self.firsts,
             self.boxes.copy(), self.taken.copy(),

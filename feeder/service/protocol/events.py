@@ -9,7 +9,6 @@ from feeder.errors import FeedError
 from feeder.service.protocol.member import Member, Start
 from feeder.workers.stream.rounds import Place
 
-
 # ---- What happens.
 
 
@@ -75,7 +74,7 @@ class Failed(NamedTuple):
 
     error: FeedError
     differs: int | None = None
-    """The seat whose position differs from the first one's, where that is why."""
+    """The seat whose position differs from the first one's, if that is why."""
     at_start: bool = False
     """Whether it failed at once, perhaps because of the position that it began at."""
 
@@ -115,7 +114,7 @@ class SendEnd(NamedTuple):
 
 
 class Void(NamedTuple):
-    """A range of numbers. Where all positions are of one round, the last one of its epoch, no batch
+    """A range of numbers. If all positions are of one round, the last one of its epoch, no batch
     has a number in the range."""
 
     first: int
@@ -123,11 +122,11 @@ class Void(NamedTuple):
     stop: int
     """Where the latest round begins: the number after the range."""
     begins: tuple[float, ...]
-    """The number from which on each queue wants batches; infinity where nobody starts with it."""
+    """The number from which on each queue wants batches; infinity if nobody starts with it."""
 
 
 class StartRun(NamedTuple):
-    """Begin the run at the position of the first of `stands`; where nobody stands, end it."""
+    """Begin the run at the position of the first of `stands`; if nobody stands, end it."""
 
     stands: tuple[int, ...]
     """The seats that go on, by their position, the oldest first."""

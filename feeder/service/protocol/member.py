@@ -28,7 +28,7 @@ class Start:
     nobodys: int = 0
     """How many batches from there on are nobody's: those of a round of other queues."""
     into_round: int | None = None
-    """How many batches of its round are before the first one after these; None where the position
+    """How many batches of its round are before the first one after these; None if the position
     does not say it, and rounds count from the start of the stream."""
 
     def first(self, counting: Counting) -> int:

@@ -10,7 +10,7 @@ positions may differ. Whoever comes, the feed begins again at the oldest positio
 batches that a queue has had are made again and discarded: a start, a failover and a lost trainer
 are one way.
 
-Where a queue is shared, each of its replicas is a member of its own, in a seat of its own: all that
+If a queue is shared, each of its replicas is a member of its own, in a seat of its own: all that
 is said of a queue here holds for each of its seats. Only which batches a seat is dealt, its queue
 says.
 """
@@ -55,7 +55,7 @@ RETURN_S = 5.0
 
 
 @dataclass(slots=True)
-class Stands:
+class RunMembers:
     """The members that a run began with, by their positions. Owned by the I/O thread."""
 
     members: list[Member]
@@ -66,7 +66,7 @@ class Stands:
 
     def settle(self, passed: tuple[int, ...]) -> None:
         """Note who is now known to stand in the feed's stream: everybody who agrees with a member
-        that is known to, and everybody at all where all were passed and nobody disagrees."""
+        that is known to, and everybody at all if all were passed and nobody disagrees."""
         self.passed = passed
         first, *others = self.members
         agreed = [first, *(member for member in others if member.seat in passed)]
@@ -78,7 +78,7 @@ class Stands:
         """The members whose positions may be why the run has failed."""
         suspects: list[Member] = []
         if failure.differs is not None:
-            # Two positions differ, and either may be the wrong one. Where somebody agrees with the
+            # Two positions differ, and either may be the wrong one. If somebody agrees with the
             # first, only the other is in doubt.
             both = {failure.differs} if self.passed else {failure.differs, self.members[0].seat}
             suspects = [member for member in self.members if member.seat in both]
@@ -110,7 +110,7 @@ class Membership:
         self._goes_back = goes_back
         self._compares = compares
         self._is_halted = False
-        self._stands: Stands | None = None
+        self._run_members: RunMembers | None = None
         # When it goes on without queues that may have had everything.
         self._goes_on_at = math.inf
         # Until then somebody may come for a queue that has ended by hearsay.
@@ -337,13 +337,13 @@ class Membership:
         return min(self.lease_s, RETURN_S if self._goes_back else math.inf)
 
     def _look_again(self, now: float) -> list[Any]:
-        """Begin where the feed has waited: a member is gone, was heard of again, or is undecided no
+        """Begin if the feed has waited: a member is gone, was heard of again, or is undecided no
         more, so perhaps nobody is missing now. Every such news has to come here: one that does not
         leaves all trainers waiting for ever."""
         return self._begin(now) if self._is_halted else []
 
     def _begin(self, now: float, *, without_missing: bool = False) -> list[Any]:
-        """Begin the run where every queue is there, or without those that are missing; else stop
+        """Begin the run if every queue is there, or without those that are missing; else stop
         it."""
         missing = self.missing()
         # A member that hangs before it can take batches is not counted on, unless the feed could
@@ -355,7 +355,7 @@ class Membership:
         ready = all(member.has_attached for member in here)
         self._is_halted = not ready or bool(missing and not without_missing)
         if self._is_halted:
-            # Where all who are here come back, somebody who does not may have had everything. A
+            # If all who are here come back, somebody who does not may have had everything. A
             # trainer that starts anew wants all others, however long they take.
             may_lack = ready and missing and all(member.rejoins for member in here)
             at = min(self._goes_on_at, now + self._wait_s) if may_lack else math.inf
@@ -378,19 +378,19 @@ class Membership:
         stands = sorted(steps, key=lambda seat: steps[seat])
         if stands:
             oldest = [seat for seat in stands if steps[seat] == steps[stands[0]]]
-            self._stands = Stands([self.members[seat] for seat in stands], len(oldest))
+            self._run_members = RunMembers([self.members[seat] for seat in stands], len(oldest))
             # A stream that does not repeat itself passes other positions than before: there nothing
             # can be compared.
-            self._stands.settle(() if self._compares else tuple(stands[1:]))
+            self._run_members.settle(() if self._compares else tuple(stands[1:]))
         return [StartRun(
             tuple(stands), self.first_steps(wanted), self.first_steps(used), bool(missing), void
         )]  # fmt: skip
 
     def _void(self, here: list[Member]) -> Void | None:
         """The range in which no batch may come, now that these begin (`StartRun.void`)."""
-        # Where rounds end with epochs, the last positions of an epoch and the start of the next may
+        # If rounds end with epochs, the last positions of an epoch and the start of the next may
         # be of one round. Whether they are is known when the stream comes there. Those that start
-        # are meant, also where the feed has run with them, as long as they were sent nothing: who
+        # are meant, also if the feed has run with them, as long as they were sent nothing: who
         # comes back may stand anywhere.
         starts = [
             one for one in here
@@ -420,21 +420,21 @@ class Membership:
 
     def note_passed(self, seats: tuple[int, ...]) -> None:
         """The run has passed the positions of these seats, and each equals the stream's there."""
-        if self._stands is not None:
-            self._stands.settle(seats)
+        if self._run_members is not None:
+            self._run_members.settle(seats)
 
     def _fail(self, event: Failed, now: float) -> list[Any]:
-        """Send away those whose positions are why the run has failed, where others can go on
-        without them. Nothing is to be done where the failure is the feed's: all are sent it."""
-        if self._stands is None:
+        """Send away those whose positions are why the run has failed, if others can go on
+        without them. Nothing is to be done if the failure is the feed's: all are sent it."""
+        if self._run_members is None:
             return []
         doubted = [
-            one for one in self._stands.doubted(event)
+            one for one in self._run_members.doubted(event)
             if one.has_lease
         ]  # fmt: skip
         if not any(one.has_lease and not one.ending and one not in doubted for one in self.members):
             return []
-        self._stands = None
+        self._run_members = None
         done: list[Any] = []
         for one in doubted:
             done += self._lose(SendAway(one, _unfit(one, event.error)), now)
@@ -445,9 +445,9 @@ class Membership:
     def missing(self) -> list[int]:
         """The seats that the feed waits for: nobody holds them, or their holder is undecided while
         another has loaded a state."""
-        # Whose position lies a round behind where one begins who is undecided has loaded it: the
-        # latter is about to load the same checkpoint, or else would hold all others at the start.
-        # Where the feed has run with it, others may also have gone on from there and come back:
+        # A position a round after that of an undecided consumer was loaded from a checkpoint: the
+        # undecided one is about to load the same, or would hold all others at the start.
+        # If the feed has run with it, others may also have gone on from there and come back:
         # they were given batches without its asking for any, and are so again.
         ended = self._ended()
         decided = [one for one in self.members if one.lives and not one.undecided]
@@ -472,7 +472,7 @@ class Membership:
         return tuple(self.missing()), tuple(sorted(self._ended() | have_all))
 
     def _ended(self) -> set[int]:
-        """The seats that have ended; none where somebody wants the feed to run again."""
+        """The seats that have ended; none if somebody wants the feed to run again."""
         # A trainer that starts anew trains with all queues: a past end says nothing about that run.
         if any(member.starts for member in self.members):
             return set()
@@ -499,7 +499,7 @@ class Membership:
 
     def _may_start(self, member: Member) -> bool:
         """Whether a consumer may start where it stands, now that its user asks for a batch. It may
-        not where it came without a position and the others have gone on."""
+        not if it came without a position and the others have gone on."""
         if not member.undecided or member.rejoins:
             return True
         if not member.has_run:
@@ -584,7 +584,7 @@ class Membership:
         )
 
     def _rounds(self, member: Member) -> set[int]:
-        """The round of a member's step; both rounds beside it where it has had everything.
+        """The round of a member's step; both rounds beside it if it has had everything.
 
         The last round may be uneven: some queues had a batch in it, and for the others there was
         none. Who has had everything then fits on either side of that round.

@@ -1,7 +1,7 @@
 """Seats: the trainers that one feed has. A queue that is shared has one seat for each of its
 replicas: the trainers that are given the same batches.
 
-Seats are numbered queue by queue, from 0 on. Where no queue is shared, a seat's number is its
+Seats are numbered queue by queue, from 0 on. If no queue is shared, a seat's number is its
 queue's.
 """
 

@@ -93,7 +93,7 @@ CONSUMER: Table = {
     # user still holds are given back as long as a server listens.
     "ended": _stay("ended", "Used Snapshot State Waiting Farewell disconnected expired",
                    Fault="failed", **_CLOSES),
-    # An error has been received. Where it says that the lease is lost, the consumer asks again.
+    # An error has been received. If it says that the lease is lost, the consumer asks again.
     "failed": _stay("failed", "Used Snapshot State Waiting Fault Farewell disconnected "
                     "expired",
                     connect="connecting", **_CLOSES),
@@ -125,7 +125,7 @@ class Session:
         """The present state, a key of the table."""
 
     def on(self, event: str) -> str:
-        """Move, and return the new state. Raises `ProtocolError` where the table has no such
+        """Move, and return the new state. Raises `ProtocolError` if the table has no such
         transition; the session then stays where it was."""
         state = self._moves.get(event)
         if state is None:
@@ -155,7 +155,7 @@ class Receipts:
         self._last = b""
 
     def check(self, receipt: bytes) -> None:
-        """A question has come. Raises `ProtocolError` where the last answer was not read."""
+        """A question has come. Raises `ProtocolError` if the last answer was not read."""
         if receipt != self._last:
             raise ProtocolError("a question came before the answer to the last one was read")
 

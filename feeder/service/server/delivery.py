@@ -140,7 +140,7 @@ class Lease(Member):
         return Wanted(sums=True) if self.mode == "full" else NOTHING
 
     def num_slots(self, slot_bytes: int) -> int:
-        """How many slots an arena for this lease needs; where it wants too many, as many as an
+        """How many slots an arena for this lease needs; if it wants too many, as many as an
         arena for nobody has, and `excess` is set. The enqueuer's thread asks."""
         self.credit = self.credit or credit_for(slot_bytes)
         spare = max(_SPARE_SLOTS, min(self.credit, _SPARE_BYTES // slot_bytes))
@@ -174,7 +174,7 @@ class Lease(Member):
         return news
 
     def place_after(self, sequence: int) -> LazyPosition | None:
-        """The position after the first `sequence` batches of this lease; None where it is not
+        """The position after the first `sequence` batches of this lease; None if it is not
         known."""
         # Positions are kept of batches under way and of the last used one. A user stands at the
         # latter, or further on, where its `Used` is still to come.
@@ -250,7 +250,7 @@ class Grouping:
 
     def _positions(self, places: list[LazyPosition]) -> tuple[Any, ...]:
         """The positions of batches: tokens, span, chunks, taken and digests of a group."""
-        # By numbers only where the consumer can work out every token from them: one span, chunks of
+        # By numbers only if the consumer can work out every token from them: one span, chunks of
         # one size, and no end of an epoch behind the last batch.
         span = self._wire_span(places[0])
         chunks = [place.num_chunks for place in places]
@@ -265,7 +265,7 @@ class Grouping:
         return tuple(map(self._token, places)), None, (), (), ()
 
     def _wire_span(self, place: LazyPosition) -> WireSpan | None:
-        """The span that a batch ended in as it is sent; None where it is not regular."""
+        """The span that a batch ended in as it is sent; None if it is not regular."""
         if place.span is not self._known[0]:
             # A codec that adds something to cuts is not known to the consumer.
             partitions = place.frame.partitions
@@ -292,7 +292,7 @@ def _alike(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
 
 
 def encode_span(span: Span, *, pure: bool) -> WireSpan | None:
-    """A span as it is sent; None where it is beyond a limit, or its chunks are not all alike."""
+    """A span as it is sent; None if it is beyond a limit, or its chunks are not all alike."""
     start, rows = span.start, span.rows
     is_regular = bool(rows) and rows.count(rows[0]) == len(rows) and not start.done
     if not is_regular or len(start.live) > MAX_PARTITIONS:
@@ -310,7 +310,7 @@ def encode_span(span: Span, *, pure: bool) -> WireSpan | None:
 
 
 def _runs(marks: Sequence[bytes]) -> tuple[tuple[int, bytes], ...]:
-    """Marks as runs of equal ones: up to which chunk, and the mark. Where there are too many to be
+    """Marks as runs of equal ones: up to which chunk, and the mark. If there are too many to be
     sent, it stops at one too many."""
     runs: list[tuple[int, bytes]] = []
     count = 0
@@ -356,7 +356,7 @@ class Delivery:
 
     def pump(self, lease: Lease, run: StreamIncarnation) -> bool:
         """Send a consumer the batches that it has credit for, and then what comes after them; False
-        where the consumer is gone."""
+        if the consumer is gone."""
         outbox = run.outboxes[lease.seat]
         self.columns = run.pipeline.schema.columns
         while (lease.room > 0 or not lease.credit) and len(outbox):
@@ -382,7 +382,7 @@ class Delivery:
 
     def _most(self, lease: Lease) -> int:
         """How many batches may go in one message."""
-        # One in frames, which say nothing of whose they are; and one where positions are snapshots,
+        # One in frames, which say nothing of whose they are; and one if positions are snapshots,
         # whose leftover rows may be as large as a batch.
         return _MOST_BATCHES if lease.shared and self._stream.repeatable else 1
 
@@ -430,12 +430,10 @@ class Delivery:
             if arena.number not in lease.arenas and not self._hand_over(lease, arena):
                 return False
         checksums = self._checksums(lease, slots)
-        groups = self._grouping.groups(
-            lease.sent, batches, slots, checksums, shared=lease.shared
-        )
+        groups = self._grouping.groups(lease.sent, batches, slots, checksums, shared=lease.shared)
         message = say.Batches(generation=lease.generation, groups=tuple(groups))
         # Noted before the message leaves: what may be on its way belongs to the consumer, also
-        # where the process dies or the send fails.
+        # if the process dies or the send fails.
         bit = 1 << lease.replica
         for slot in slots:
             slot.sent |= bit
@@ -470,7 +468,7 @@ class Delivery:
         return self.snapshot_at(place)
 
     def _hand_over(self, lease: Lease, arena: Arena) -> bool:
-        """Give a consumer the descriptor of an arena; False where it is gone."""
+        """Give a consumer the descriptor of an arena; False if it is gone."""
         assert lease.connection is not None
         lease.arenas.add(arena.number)
         point("server.arena")
@@ -487,8 +485,8 @@ class Delivery:
         return self.send(lease.peer, message, ())
 
     def _show_columns(self, lease: Lease) -> bool:
-        """Send a consumer the columns before its first batch; False where it is gone. Raises
-        `ConfigError` where the protocol has no word for one."""
+        """Send a consumer the columns before its first batch; False if it is gone. Raises
+        `ConfigError` if the protocol has no word for one."""
         if lease.sent:
             return True
         assert self.columns is not None
@@ -527,7 +525,7 @@ class Delivery:
 
     def send_state(self, lease: Lease, sequence: int, start: Resume | None) -> bool:
         """Send a consumer the state after `sequence` of its batches, or that it is not known. The
-        lease began at `start`. False where the consumer is gone."""
+        lease began at `start`. False if the consumer is gone."""
         place, data = lease.place_after(sequence), None
         if place is not None:
             data = self.snapshot_at(place)

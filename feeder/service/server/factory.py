@@ -23,7 +23,7 @@ class FeedFactory:
     """Makes the settings of one feed, each time with a fetch function that nobody has called yet.
 
     Given the user's factory it calls that each time. Given a coordinator it has one fetch function
-    only, which can be used again where it can be put back: `fetch(call)`, or a function with cursor
+    only, which can be used again if it can be put back: `fetch(call)`, or a function with cursor
     and seek. `make` is called by the feed's own thread. Everything else is fixed before the server
     listens, so any thread may read it.
     """
@@ -154,7 +154,7 @@ class FeedFactory:
         return self.positions.counting(None if self.origin is None else self.origin.cut)
 
     def start_state(self) -> StreamState:
-        """Where consumers without a position begin, with leftover rows where these are known."""
+        """Where consumers without a position begin, with leftover rows if these are known."""
         return self.state(self.origin)
 
     def state(self, resume: Resume | None, *, with_rows: bool = True) -> StreamState:
@@ -173,13 +173,13 @@ class FeedFactory:
         )  # fmt: skip
 
     def token(self, resume: Resume | None) -> bytes:
-        """The same as bytes for messages: a token, or a snapshot where leftover rows go with it."""
+        """The same as bytes for messages: a token, or a snapshot if leftover rows go with it."""
         state = self.state(resume, with_rows=False)
         return state.token if state.rows is None else bytes(Snapshot((state,)))
 
     def make(self, resume: Resume | None) -> FeedConfig:
         """The settings, with a fetch function that stands where `resume` needs it. Raises
-        `ResumeError` where there is none, and what the factory or `init_fun` raises."""
+        `ResumeError` if there is none, and what the factory or `init_fun` raises."""
         coordinator, self._next = self._next, None
         # The stages from cheap to dear: what is at hand, the user's factory, the same function.
         if coordinator is None and self._user_factory is not None:
@@ -237,7 +237,7 @@ def begin_at(
     factories: list[FeedFactory], resume: Any, store: CheckpointStore | None, skip: int
 ) -> None:
     """Let consumers without a position begin so many rounds after the position that `resume` names.
-    Raises `ResumeError` where it does not fit, and `CheckpointError`."""
+    Raises `ResumeError` if it does not fit, and `CheckpointError`."""
     found = Found(None, "") if resume is None else find_position(resume, store)
     with found.named():
         for factory in factories:
@@ -247,7 +247,7 @@ def begin_at(
 
 
 def make_coordinator(factory: Callable[[], Any]) -> Coordinator:
-    """The coordinator that a user's factory makes; raises `ConfigError` where it makes none."""
+    """The coordinator that a user's factory makes; raises `ConfigError` if it makes none."""
     made = factory()
     if not isinstance(made, Coordinator):
         raise ConfigError(

@@ -94,7 +94,8 @@ def _service(group: ConsumerGroup) -> ServiceFigures:
 
 
 def _queue(group: ConsumerGroup, seat: int, now: float) -> QueueFigures:
-    stats, member, run = group.feed.stats.queues[seat], group.membership.members[seat], group.feed.run
+    stats, run = group.feed.stats.queues[seat], group.feed.run
+    member = group.membership.members[seat]
     lease = member if isinstance(member, Lease) else None
     number, replica = divmod(seat, group.replicas)
     # Credit under way counts as waiting: the consumer has it before its user asks.
@@ -193,8 +194,8 @@ class Monitors:
         return peer in self._sessions
 
     def answer_monitor(self, peer: Peer, message: say.Message) -> say.Seen:
-        """The answer to a monitor's message. Raises `ProtocolError` where that is not `Look`, or
-        where the monitor has not read its last answer."""
+        """The answer to a monitor's message. Raises `ProtocolError` if that is not `Look`, or
+        if the monitor has not read its last answer."""
         if peer not in self._sessions:
             self._sessions[peer] = Session(SERVER), Receipts()
         session, answers = self._sessions[peer]

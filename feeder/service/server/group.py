@@ -14,6 +14,7 @@ from feeder.service.memory.memfd import wanted_by_all
 from feeder.service.net.listener import Peer
 from feeder.service.protocol import events
 from feeder.service.protocol import messages as say
+from feeder.service.protocol.member import Start
 from feeder.service.protocol.membership import Membership
 from feeder.service.protocol.seats import seat_names, seat_of
 from feeder.service.ratelimited_log import plain
@@ -78,14 +79,14 @@ class ConsumerGroup:
         match one:
             case events.Refuse(error):
                 raise error
-            case events.SendAway(lease, error, fences):
+            case events.SendAway(Lease() as lease, error, fences):
                 self.feed.stats.fenced += fences
                 self.delivery.send(lease.peer, make_fault(lease.generation, error, None), ())
                 # Its connection is left to it: a hang-up would come before the error.
                 self._end_lease(lease, hangs_up=False)
-            case events.EndLease(lease):
+            case events.EndLease(Lease() as lease):
                 self._end_lease(lease)
-            case events.SendEnd(lease):
+            case events.SendEnd(Lease() as lease):
                 self._finished = lease.resume
                 self.delivery.send_end(lease, self.start_token(lease))
             case events.StartRun():
@@ -151,16 +152,16 @@ class ConsumerGroup:
         stream = self.feed.factory.config.stream
         if consumer == message.consumer and resume and key(resume.cut, stream) in keys:
             lease.agrees = True
-        # Also where nobody held the queue: its arena may be of a size that this lease cannot use.
+        # Also if nobody held the queue: its arena may be of a size that this lease cannot use.
         self.feed.slots.retire(queue, lambda a: a.num_slots == self.num_slots(queue, a.slot_bytes))
         lease.session.on("Open")
         return lease
 
-    def _start_at(self, resume: Resume) -> events.Start:
+    def _start_at(self, resume: Resume) -> Start:
         """What the membership is told of a position."""
         cut = resume.cut
         nobodys, into_round = self.feed.factory.positions.within(cut)
-        return events.Start(
+        return Start(
             cut.step, cut.finished, cut.epoch, cut.index, nobodys, into_round
         )  # fmt: skip
 
@@ -200,7 +201,7 @@ class ConsumerGroup:
             self._handle(events.Dismissed(lease.seat, error))
 
     def attach(self, lease: Lease, message: say.Attached) -> None:
-        """A consumer is ready for batches; raises `ProtocolError` where it cannot be."""
+        """A consumer is ready for batches; raises `ProtocolError` if it cannot be."""
         lease.session.on("Attached")
         lease.plane = message.plane
         # A consumer that has not attached yet may still turn to frames.
@@ -317,7 +318,7 @@ class ConsumerGroup:
         """Send what there is to everybody who has credit, then let go of what was used: called at
         the end of each turn of the I/O loop."""
         failure = self.feed.ended_with
-        # Before a failure is sent to anybody: where one consumer's position is the reason, it alone
+        # Before a failure is sent to anybody: if one consumer's position is the reason, it alone
         # is sent away and the others go on.
         if failure is not None and self._position_check is not None:
             self._handle(self._position_check.failed(failure))
@@ -347,7 +348,7 @@ class ConsumerGroup:
         self.feed.make_use_of_room()
 
     def _look_for_kept(self) -> None:
-        """Have more slots made where replicas keep different batches, so many in all that no slot
+        """Have more slots made if replicas keep different batches, so many in all that no slot
         is left for the next one."""
         # Memory is for one consumer, since replicas mostly keep the same batches. A replica that
         # was handed all that it was sent keeps the slots that it has not given back. It does not

@@ -82,7 +82,7 @@ class LocalPeers:
         poller.register(listener.fileno(), zmq.POLLIN)
 
     def offer(self, peer: Peer, kernel: str) -> say.Offer | None:
-        """Where a consumer may fetch descriptors; None where it runs under another kernel."""
+        """Where a consumer may fetch descriptors; None if it runs under another kernel."""
         # The boot id names the kernel: two containers of one host share memory, whatever their
         # names are.
         if not kernel or kernel != boot_id():
@@ -249,7 +249,7 @@ class ServerLoop:
     # ---- sending
 
     def send(self, peer: Peer, message: say.Message, frames: Sequence[Any]) -> bool:
-        """Send a message; False where the peer is gone, or does not read what it asked for."""
+        """Send a message; False if the peer is gone, or does not read what it asked for."""
         # The sockets never wait: with ROUTER_MANDATORY a full or missing peer is an error.
         data = encode(message)
         router = self._listeners[peer.router].router

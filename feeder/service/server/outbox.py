@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 
 from feeder.errors import FeedError
 from feeder.service.faults import point
@@ -95,12 +94,12 @@ class Outbox:
 
     @property
     def result(self) -> LazyPosition | FeedError | None:
-        """What will come after all batches; None where that is not known yet."""
+        """What will come after all batches; None if that is not known yet."""
         return self._ending
 
     @property
     def ending(self) -> LazyPosition | FeedError | None:
-        """What comes next where no batches are left; None where there are batches or more may come.
+        """What comes next if no batches are left; None if there are batches or more may come.
 
         A closed outbox has none: the batches that it dropped come again, from another run.
         """
@@ -156,24 +155,25 @@ class FanOut:
         # All of them: positions of others may lie among batches that nobody is sent.
         self._check(batches)
         for replica, outbox in enumerate(self.outboxes):
-            first, wanted = self._first_steps[replica], batches
-            if self._number(batches[0]) < first:
-                had = [*takewhile(lambda batch: self._number(batch) < first, batches)]
-                self._leave_out(replica, had)
-                wanted = batches[len(had) :]
-            outbox.put(wanted)
+            outbox.put(self._wanted(replica, batches))
 
     def finish(self, ending: LazyPosition | FeedError) -> None:
         """Note what comes after all batches: the end of the stream, or an error."""
         for outbox in self.outboxes:
             outbox.finish(ending)
 
-    def _leave_out(self, replica: int, batches: list[Batch]) -> None:
-        """A replica has had these batches: as if it had been sent and had used them again."""
-        for batch in batches:
+    def _wanted(self, replica: int, batches: list[Batch]) -> list[Batch]:
+        """Those that a replica wants. Those before them count as sent and used: it has had them."""
+        first = self._first_steps[replica]
+        if self._number(batches[0]) >= first:
+            return batches
+        wanted = [batch for batch in batches if self._number(batch) >= first]
+        had = batches[: len(batches) - len(wanted)]
+        for batch in had:
             self._free(batch)
-        self.note_sent(replica, batches)
-        self.note_used(replica, batches)
+        self.note_sent(replica, had)
+        self.note_used(replica, had)
+        return wanted
 
     def note_sent(self, replica: int, batches: list[Batch]) -> None:
         """A replica was sent these batches: from here on credit bounds them."""

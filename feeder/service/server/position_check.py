@@ -5,7 +5,7 @@ not with which data. A feed begins at the oldest position and from there passes 
 others. When the stream reaches a consumer's step, its position must equal the stream's; otherwise
 that consumer would silently get wrong rows. Compared are the numbers of calls and rows and the
 digest of leftover rows. Cursors are not compared: their bytes are the user's, who may write the
-same place down in several ways. Who is to go where two differ, the membership decides.
+same place down in several ways. If two differ, the membership decides who is to go.
 
 The check runs in the enqueuer's thread, in `FanOut.put`, and raises there, which ends the run. That
 is a call upwards, and it stays: the position before a batch is that of the batch before, of any
@@ -63,7 +63,7 @@ class PositionCheck:
     def check(self, batches: Sequence[Batch]) -> None:
         """Compare the positions of consumers that begin with one of these batches, which come next.
 
-        Raises `ResumeError` where one stands elsewhere than the stream, and `ClosedError` from then
+        Raises `ResumeError` if one stands elsewhere than the stream, and `ClosedError` from then
         on. The enqueuer's thread.
         """
         if self.error is not None:
@@ -81,7 +81,7 @@ class PositionCheck:
             self._at = batch.place
 
     def _check_void(self, void: Void, batches: Sequence[Batch]) -> None:
-        """Look for a batch where all positions are of one round only if there is none."""
+        """Look for a batch, in a range that has none if all positions are of one round."""
         counting = self._counting
         assert counting is not None
         for batch in batches:
@@ -122,7 +122,7 @@ class PositionCheck:
         return key(one, self._stream) == key(other, self._stream)
 
     def news(self) -> tuple[int, ...]:
-        """The seats that have been passed and stand in the stream, where they are more than was
+        """The seats that have been passed and stand in the stream, if they are more than was
         last told; else none."""
         if len(self._passed) == self._num_told:
             return ()

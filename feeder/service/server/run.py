@@ -142,11 +142,11 @@ class ServedFeed:
         self.run: StreamIncarnation | None = None
         """The run whose batches are sent; None while there is none."""
         self.failure: FeedError | None = None
-        """Why there is no run, where making one failed."""
+        """Why there is no run, if making one failed."""
         self.reported: FeedError | None = None
         """The error that consumers were last sent, since the feed was last begun."""
         self.stuck: StuckWorkerError | None = None
-        """Set where a fetch function did not return when a run was stopped."""
+        """Set if a fetch function did not return when a run was stopped."""
 
     @property
     def ended_with(self) -> FeedError | None:
@@ -184,7 +184,7 @@ class ServedFeed:
             self.slots.close()
 
     def make_use_of_room(self) -> None:
-        """Wake the enqueuer where it waits for slots, if consumers have given enough back, or if
+        """Wake the enqueuer, if it waits for slots and consumers have given enough back, or if
         one of them has nothing to come."""
         run = self.run
         self.slots.wake(hungry=run is None or not all(map(len, run.outboxes)))
@@ -272,7 +272,7 @@ class ServedFeed:
             return False
 
     def rewinds_in(self, now: float) -> float:
-        """In how many seconds the bucket allows another run; 0 where it does now. The maker's."""
+        """In how many seconds the bucket allows another run; 0 if it does now. The maker's."""
         passed, self._refilled_at = now - self._refilled_at, now
         self._tokens = min(_REWINDS, self._tokens + passed / _REWIND_INTERVAL_S)
         return max(0.0, (1.0 - self._tokens) * _REWIND_INTERVAL_S)

@@ -185,7 +185,7 @@ class Server(Closing):
             self._groups, listeners, descriptors, self._waker, exit_when=exit_when
         )
         self.status_url = self._show_status(status)
-        """The address of the status page; None where there is none."""
+        """The address of the status page; None if there is none."""
         try:
             for feed in self._feeds:
                 # Memory is written to now, and not in the first consumer's time: 8 of the 18 ms
@@ -240,7 +240,7 @@ class Server(Closing):
 
     def figures(self) -> Figures:
         """The figures of all feeds; any thread may ask. Raises `ClosedError` when the server is
-        closed, and `RemoteError` where its I/O thread does not answer."""
+        closed, and `RemoteError` if its I/O thread does not answer."""
         self._check_forked()
         future = self._loop.monitors.ask()
         self._waker.wake()
@@ -298,7 +298,7 @@ class Server(Closing):
 
     def close(self) -> None:
         """Stop serving, within 5 s; consumers look for a server again. Raises `StuckWorkerError`
-        where a fetch function does not return. In a forked child it does nothing."""
+        if a fetch function does not return. In a forked child it does nothing."""
         if self._forked:
             return
         # Feeds first: their threads need most of the time. The loop goes on sending meanwhile.

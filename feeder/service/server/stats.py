@@ -100,6 +100,6 @@ class FeedStats:
     @property
     def asked_at(self) -> float | None:
         """When the position of a queue was last asked for, for the queue where that is longest ago;
-        None where some queue was never asked. So "checkpoints are old" shows the worst trainer."""
+        None if some queue was never asked. So "checkpoints are old" shows the worst trainer."""
         times = [queue.asked_at for queue in self.queues if queue.asked_at is not None]
         return min(times) if len(times) == len(self.queues) else None

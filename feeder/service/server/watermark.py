@@ -47,7 +47,7 @@ class LowWatermark:
         """The feed begins at another position: of each seat the batches before its first number
         count as used. `counting` says which rounds there are.
 
-        The position so far stands until a whole round has been used from there on; where the feed
+        The position so far stands until a whole round has been used from there on; if the feed
         lacks some consumers, until it begins again with them.
         """
         self._counting = counting or self._counting
