@@ -96,10 +96,11 @@ Ending = Literal["", "end", "fault"]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
-    """What is known of one seat and of the consumer that holds it. Of a consumer that is gone the
-    record is kept by nobody, and a new one has its place.
+    """What is known of one seat and of the consumer that holds it. When that is gone a new record
+    takes the place of this one, which stays as it is for whoever still has it.
 
-    `Membership` writes it, and who sends batches what was sent (`sent`, `sent_to`, `ending`).
+    `Membership` writes it. Besides, the server notes what it sends (`sent`, `sent_to`, `ending`),
+    and that it knows the position as one that it gave (`agrees`).
     """
 
     seat: int

@@ -30,6 +30,7 @@ from feeder.observe.figures import (
 from feeder.service.net.listener import Peer
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.fields import RECEIPT_BYTES
+from feeder.service.protocol.member import Member
 from feeder.service.protocol.session import SERVER, Receipts, Session
 from feeder.service.server.delivery import Lease
 from feeder.service.server.group import ConsumerGroup
@@ -56,7 +57,7 @@ def feed_figures(group: ConsumerGroup, now: float) -> FeedFigures:
         condition,
         feed.counted,
         None if run is None else run.pipeline.bound,
-        [_queue(group, seat, now) for seat in range(len(group.membership.members))],
+        [_queue(group, member, now) for member in group.membership.members],
         now,
         blocked_s=feed.slots.waited.seconds(now),
         service=_service(group),
@@ -93,20 +94,18 @@ def _service(group: ConsumerGroup) -> ServiceFigures:
     )
 
 
-def _queue(group: ConsumerGroup, seat: int, now: float) -> QueueFigures:
-    stats, run = group.feed.stats.queues[seat], group.feed.run
-    member = group.membership.members[seat]
+def _queue(group: ConsumerGroup, member: Member, now: float) -> QueueFigures:
+    stats, run = group.feed.stats.queues[member.seat], group.feed.run
     lease = member if isinstance(member, Lease) else None
-    number, replica = divmod(seat, group.replicas)
     # Credit under way counts as waiting: the consumer has it before its user asks.
     in_flight = 0 if lease is None else len(lease.under_way)
-    waiting = in_flight + (0 if run is None else len(run.outboxes[seat]))
+    waiting = in_flight + (0 if run is None else len(run.outboxes[member.seat]))
     # Batches that lie elsewhere than in slots wait too: a queue is full, and never fuller.
-    capacity = group.feed.slots.num_slots(number)
+    capacity = group.feed.slots.num_slots(member.queue)
     return QueueFigures(
-        queue=number,
-        replica=None if group.replicas == 1 else replica,
-        device=group.feed.factory.config.devices[number],
+        queue=member.queue,
+        replica=None if group.replicas == 1 else member.replica,
+        device=group.feed.factory.config.devices[member.queue],
         batches=stats.used.batches,
         rows=stats.used.rows,
         bytes=stats.used.bytes,

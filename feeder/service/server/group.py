@@ -242,10 +242,10 @@ class ConsumerGroup:
             stands.append(Stand(seat, f"{lease.name} ({lease.who})", cut))
         if not stands:
             return self.feed.stop_run()  # Everybody has had everything.
-        self._position_check = PositionCheck(stands, factory.config.stream, counting, run.void)
-        self.feed.start_run(
-            Request(start, run.first_steps, self._position_check.check, counting)
+        check = self._position_check = PositionCheck(
+            stands, factory.config.stream, counting, run.void
         )  # fmt: skip
+        self.feed.start_run(Request(start, run.first_steps, check.check, counting))
 
     def state(self) -> StreamState:
         """How far all consumers have used the feed; any thread may ask."""
@@ -356,7 +356,7 @@ class ConsumerGroup:
         queue, run = self.feed.slots.waiting, self.feed.run
         if queue is None or run is None:
             return
-        has_more = any(map(len, run.outboxes[queue * self.replicas :][: self.replicas]))
+        has_more = any(map(len, run.queues[queue].outboxes))
         if not (has_more or any(len(lease.under_way) > 1 for lease in self._of_queue(queue))):
             self.feed.slots.grow(queue)
 
