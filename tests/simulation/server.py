@@ -14,6 +14,7 @@ from feeder.errors import FeedError, ProtocolError
 from feeder.service.net.security import Event
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.membership import RETURN_S
+from feeder.service.server.delivery import Lease
 from feeder.service.server.factory import FeedFactory
 from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
@@ -149,6 +150,7 @@ class ServerProcess(Process):
             raise Violation(f"errors: {self.name} failed: {error!r}") from error
         if loop._stopping is not None:
             return self.close()
+        self._check_records()
         self._check_waits()
         if self.feed.has_work:
             self._make_by(self.world.now)
@@ -239,6 +241,17 @@ class ServerProcess(Process):
         self.world.unix.pop(self.descriptors.path, None)
 
     # ---- what holds
+
+    def _check_records(self) -> None:
+        """A seat has the record of the consumer that holds it, or one that says that nobody does;
+        and who speaks for a lease that is over holds none."""
+        records = self.group.membership.members
+        for member in records:
+            if member.has_lease != isinstance(member, Lease):
+                raise Violation(f"holders: {member.name} is {member.state}, by a {type(member)}")
+        for _, lease in self.loop._leases.values():
+            if lease.has_lease != (records[lease.seat] is lease):
+                raise Violation(f"holders: {lease.name} is {lease.state}, and not by its record")
 
     def _check_waits(self) -> None:
         """The feed waits for nobody who is there, and for nobody at all for longer than it says."""

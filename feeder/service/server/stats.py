@@ -8,22 +8,10 @@ time is passed in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from feeder.service.protocol.messages import Report
 from feeder.workers.stats import BatchStats, Waits
-
-
-class Counted(Protocol):
-    """What is counted of a batch that was sent."""
-
-    @property
-    def rows(self) -> int:
-        """Its rows."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Their bytes."""
+from feeder.workers.stream.batch import Batch
 
 
 class QueueStats:
@@ -48,7 +36,7 @@ class QueueStats:
         self._waited_s = self._consumer_checked_s = self._shown_s = 0.0
         self._told_at = 0.0
 
-    def add_report(self, report: Report, news: Sequence[Counted], now: float) -> None:
+    def add_report(self, report: Report, news: Sequence[Batch], now: float) -> None:
         """Add a consumer's report, which came with the news of these used batches."""
         rows = sum([batch.rows for batch in news])
         self.used.count(len(news), rows, sum([batch.held_bytes for batch in news]))
