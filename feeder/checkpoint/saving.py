@@ -117,6 +117,7 @@ class Saver:
         # The tokens of what was stored last: nothing is written twice for a clock.
         self._saved: list[bytes] | None = None
         self.is_running = False
+        self._stored_at = time.monotonic()
         self._stats: dict[str, Any] = {
             "saves": 0, "failed_saves": 0, "skipped_saves": 0, "last_save_s": 0.0, "last_save": "",
         }  # fmt: skip
@@ -135,7 +136,8 @@ class Saver:
         if self.policy.on_sigterm:
             self._termination.install()
         self.is_running = True
-        self._due = time.monotonic() + (self.policy.every_s or 0.0)
+        self._stored_at = time.monotonic()
+        self._due = self._stored_at + (self.policy.every_s or 0.0)
         self._threads.start("feeder checkpoints", run_saver, self)
 
     def close(self, deadline_s: float) -> None:
@@ -200,6 +202,11 @@ class Saver:
         and the seconds that it took."""
         return dict(self._stats)
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since a position was stored last, or since the start. Any thread may ask."""
+        return time.monotonic() - self._stored_at
+
     # ---- the thread
 
     def wait(self) -> str:
@@ -240,7 +247,10 @@ class Saver:
     def _save(self, snapshot: Snapshot, step: int | None) -> None:
         """Store a position, unless nothing has happened since the last was stored, or there are no
         feeds yet: nobody could resume from that."""
-        if step is None and _tokens(snapshot) in ([], self._saved):
+        if step is None and (tokens := _tokens(snapshot)) in ([], self._saved):
+            # What is stored is the position of now.
+            if tokens:
+                self._stored_at = time.monotonic()
             return
         try:
             self._store(snapshot, step)
@@ -256,7 +266,7 @@ class Saver:
         except CheckpointError:
             self._count(failed_saves=1)
             raise
-        self._saved = _tokens(snapshot)
+        self._saved, self._stored_at = _tokens(snapshot), time.monotonic()
         self._count(saves=1, last_save=name, last_save_s=time.monotonic() - started)
 
     def _count(self, *, saves: int = 0, failed_saves: int = 0, **last: Any) -> None:

@@ -22,7 +22,7 @@ from feeder.errors import ClosedError, ConfigError, ForkedError, StuckWorkerErro
 from feeder.feeds.feed import Feed, pack_states, resume_streams
 from feeder.feeds.running import STOP_DEADLINE_S, Running, take_snapshot
 from feeder.feeds.stream import Stream
-from feeder.observe.figures import Figures, build_figures
+from feeder.observe.figures import Figures, build_figures, with_checkpoints
 from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.workers.public import public
@@ -272,7 +272,10 @@ class Coordinator:
         """The figures of all feeds, of stopped ones too; any thread may ask."""
         now = time.monotonic()
         feeds = list(self._feeds.values())
-        return build_figures([f for feed in feeds for f in feed.figures(now)], now)
+        figures = build_figures([f for feed in feeds for f in feed.figures(now)], now)
+        if self._saver is None or not self._saver.is_running:
+            return figures
+        return with_checkpoints(figures, self._saver.age_s, self._saver.stats())
 
     def serve_status(self, place: str | int = 0) -> StatusPort:
         """Show what the feeds do at ``[HOST:]PORT``: a page for people at `/`, `/metrics` for

@@ -7,10 +7,11 @@ the wait under way. Nothing in here is a row of data.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 import feeder
 from feeder.workers.errors import in_words
@@ -147,6 +148,17 @@ class ExecutorFigures(FiguresStruct, frozen=True, kw_only=True, omit_defaults=Tr
     """The nodes of a cluster, and how many of them are there (may fall)."""
 
 
+class CheckpointFigures(FiguresStruct, frozen=True, kw_only=True):
+    """What became of the positions that a process stores by itself: of all its feeds together."""
+
+    age_s: float
+    """Seconds since one was stored last, or since the start (may fall)."""
+    saves: int
+    """Those that were stored."""
+    failures: int
+    """Those that could not be stored."""
+
+
 class StoreFigures(FiguresStruct, frozen=True, kw_only=True):
     """How a stream reads objects of stores. All but `wait_s` are those of the process, of which
     feeds share caches."""
@@ -252,6 +264,8 @@ class FeedFigures(FiguresStruct, frozen=True, kw_only=True):
     """Defective records that the source has left out."""
     store: StoreFigures | None = None
     """None where nothing is read from object stores."""
+    checkpoint: CheckpointFigures | None = None
+    """None where the process stores no positions by itself."""
 
     @property
     def title(self) -> str:
@@ -269,6 +283,14 @@ class Figures(FiguresStruct, frozen=True, kw_only=True):
     at_s: float
     """When they were read, on the process's own monotonic clock."""
     feeds: tuple[FeedFigures, ...]
+
+
+def with_checkpoints(figures: Figures, age_s: float, stats: Mapping[str, Any]) -> Figures:
+    """The same, which say what became of checkpoints, too: `stats` are the counts of the `Saver`,
+    and so old is the last."""
+    told = CheckpointFigures(age_s=age_s, saves=stats["saves"], failures=stats["failed_saves"])
+    feeds = [replace(feed, checkpoint=told) for feed in figures.feeds]
+    return replace(figures, feeds=tuple(feeds))
 
 
 def to_json(figures: Figures) -> bytes:

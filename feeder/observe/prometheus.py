@@ -72,6 +72,7 @@ _SERVICE = Parts(None, lambda feed: [("", feed.service)])
 _EXECUTOR = Parts(None, lambda feed: [("", feed.executor or _NO_PROCESSES)])
 _NODES = Parts("node", lambda feed: (feed.executor or _NO_PROCESSES).nodes)
 _STORE = Parts(None, lambda feed: [("", feed.store)])
+_CHECKPOINT = Parts(None, lambda feed: [("", feed.checkpoint)])
 _WORKERS = Parts("worker", lambda feed: [(str(each.worker), each) for each in feed.workers])
 _SOURCES = Parts(
     "source",
@@ -152,6 +153,11 @@ METRICS: tuple[Metric, ...] = (
            "Time that the enqueuer waited for just this worker."),
     Metric("feeder_snapshot_age_seconds", _FEED, "position_age_s",
            "Time since the position was last asked for, of the queue where that is longest ago."),
+    Metric("feeder_checkpoint_age_seconds", _CHECKPOINT, "age_s",
+           "Time since the process stored a checkpoint last, or since its start."),
+    Metric("feeder_checkpoints_total", _CHECKPOINT, "saves", "Checkpoints that it has stored."),
+    Metric("feeder_checkpoint_failures_total", _CHECKPOINT, "failures",
+           "Checkpoints that could not be stored."),
     Metric("feeder_queues", _NUM_QUEUES, None, "Queues of the feed."),
     Metric("feeder_consumers", _NUM_CONSUMERS, None, "Queues that a consumer holds."),
     Metric("feeder_in_flight_batches", _CONSUMERS, "in_flight",
@@ -183,7 +189,7 @@ VERDICT = "feeder_verdict"
 # States are 0 or 1, and two streams that run at the same time run for the longer time: not sums.
 _LARGEST = {"feeder_feed_state", "feeder_fetch_running_seconds", "feeder_snapshot_age_seconds"}
 # Those of the process are the same for each stream of a feed.
-_LARGEST |= {metric.name for metric in METRICS if metric.parts is _STORE}
+_LARGEST |= {metric.name for metric in METRICS if metric.parts in (_STORE, _CHECKPOINT)}
 
 
 def names() -> frozenset[str]:

@@ -18,7 +18,7 @@ LABELS = {metric.name: set(metric.labels) for metric in METRICS} | {
 """Every metric that is exported, or made by Prometheus, and its labels."""
 FROM_SCRAPING = {"instance", "job"}
 FUNCTIONS = {"increase", "label_values", "rate", "vector"}
-WORDS = {"and", "on", "or"}
+WORDS = {"and", "on", "or", "unless"}
 
 
 def queries_of_dashboard() -> dict[str, str]:

@@ -134,7 +134,11 @@ function drawTiles(section, feed, points) {
   say(at(section, "handed"), short(handed));
   say(at(section, "p99"), time(Math.max(0, ...feed.queues.map((queue) => queue.wait_p99_s ?? 0))));
   drawProgress(section, feed.progress, batches);
-  say(at(section, "position"), feed.age_s ? `${time(feed.position_age_s)} ago` : "–");
+  const { checkpoint } = feed;
+  const stored = checkpoint ? `, stored ${time(checkpoint.age_s)} ago` : "";
+  const failed = checkpoint?.failures ? ` (${short(checkpoint.failures)} failed)` : "";
+  const asked = feed.age_s ? `${time(feed.position_age_s)} ago` : "–";
+  say(at(section, "position"), asked + stored + failed);
 }
 
 function drawProgress(section, progress, rate) {

@@ -20,7 +20,7 @@ from feeder.closing import Closing
 from feeder.errors import ConfigError, FeedError, ForkedError, RemoteError
 from feeder.executors.options import Processes, RayActors, Threads, executor_of
 from feeder.feeds.coordinator import Coordinator
-from feeder.observe.figures import Figures
+from feeder.observe.figures import Figures, with_checkpoints
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.memory.fdpass import DescriptorListener, remove_stale
 from feeder.service.memory.forking import close_sockets
@@ -245,12 +245,15 @@ class Server(Closing):
         future = self._loop.monitors.ask()
         self._waker.wake()
         try:
-            return future.result(_LOOK_S)
+            figures = future.result(_LOOK_S)
         except TimeoutError:
             future.cancel()
             raise RemoteError(
                 f"the server's own thread has not answered for {_LOOK_S:.0f} s"
             ) from None
+        if self._saver is None:
+            return figures
+        return with_checkpoints(figures, self._saver.age_s, self._saver.stats())
 
     def _run(self) -> None:
         try:

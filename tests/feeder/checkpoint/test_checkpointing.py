@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from feeder.checkpoint.feed_meta import check_steps
 from feeder.checkpoint.format import Receipt
 from feeder.checkpoint.store import CheckpointStore
 from feeder.devices.host import HostQueue
+from feeder.observe.figures import CheckpointFigures
 from lineage import forked, status_of
 from small import WAIT_S, Counted, Pure, ids, make
 from watching import around, says
@@ -259,6 +261,31 @@ def test_a_save_that_fails_is_told_and_counted_and_feeding_goes_on(
     assert (stats["saves"], stats["failed_saves"]) == (2, 1)
     assert stats["last_save"] == store.names()[-1]
     assert "a checkpoint is missing: cannot write checkpoint 'x': No space left" in caplog.text
+
+
+def test_what_became_of_checkpoints_is_among_the_figures(tmp_path: Path) -> None:
+    store = Watched(tmp_path)
+    store.errors = [disk_is_full()]
+
+    def told() -> CheckpointFigures:
+        (feed,) = coordinator.figures().feeds
+        assert feed.checkpoint is not None
+        return feed.checkpoint
+
+    with with_policy(store, every_batches=10) as coordinator:
+        first = told()
+        with pytest.raises(feeder.CheckpointError):
+            coordinator.checkpoint()
+        failed = told()
+        assert (failed.saves, failed.failures) == (0, 1)
+        assert failed.age_s > first.age_s
+        coordinator.checkpoint()
+        before = time.monotonic()
+        stored = told()
+        assert (stored.saves, stored.failures) == (1, 1)
+        assert stored.age_s < failed.age_s + time.monotonic() - before
+    with make(Pure()) as coordinator:
+        assert coordinator.figures().feeds[0].checkpoint is None
 
 
 def test_a_save_that_fails_ends_the_feeds_where_that_is_wanted(tmp_path: Path) -> None:

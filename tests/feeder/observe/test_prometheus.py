@@ -37,8 +37,9 @@ def test_a_running_feed_shows_every_metric_that_needs_no_server() -> None:
         "feeder_arena_bytes",
     }  # fmt: skip
     mixed = {"feeder_source_rows", "feeder_source_tokens", "feeder_source_skipped_total"}
-    far = {name for name in names() if name.startswith(("feeder_store_", "feeder_cache_"))}
-    assert found == names() - served - mixed - far - {"feeder_node_actors"}
+    others = ("feeder_store_", "feeder_cache_", "feeder_checkpoint")
+    other = {name for name in names() if name.startswith(others)}
+    assert found == names() - served - mixed - other - {"feeder_node_actors"}
     rows = "feeder_rows_total", frozenset({("feed", "train"), ("queue", "0")})
     assert parse(text)[rows] == 28.0
 

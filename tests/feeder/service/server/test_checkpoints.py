@@ -63,6 +63,7 @@ def test_a_server_that_is_started_again_goes_on_after_what_was_used(tmp_path: Pa
         ):
             for _, batch in zip(range(13), consumer, strict=False):
                 seen += ids([batch])
+            assert server.figures().feeds[0].checkpoint is not None
     assert seen == whole()[0]
 
 
