@@ -289,7 +289,11 @@ class ClientMachine:
         where = ", ".join(self.options.addresses)
         why = f"no answer from {where} within {self._limit_s} s; does `feeder serve` run there?"
         # A refusal says more than that nobody answered.
-        return self._fail(self._failover.refusal or ConnectTimeout(why))
+        refusal = self._failover.refusal
+        if refusal is None or self._is_known:
+            told = why if refusal is None else f"{why}; {refusal}"
+            return self._fail(ConnectTimeout(told))
+        return self._fail(refusal)
 
     def _wait_at_most(self, limit_s: float, now: float) -> None:
         self._limit_s, self._give_up_at = limit_s, now + limit_s
@@ -309,9 +313,14 @@ class ClientMachine:
         """
         failover, is_known = self._failover, self._is_known
         failover.note_reached(reached_at)
-        if isinstance(error, AuthError) and not is_known and failover.note_refusal(error):
+        if not isinstance(error, AuthError):
+            return [] if error is None else self._lose(str(error), at, is_server=is_server)
+        is_news = failover.refusal is None
+        if failover.note_refusal(error) and not is_known:
             return self._fail(error)
-        return [] if error is None else self._lose(str(error), at, is_server=is_server)
+        done = self._lose(str(error), at, is_server=is_server)
+        # It may pass, as if a server comes back before its keys do; if not, its user has to act.
+        return [*done, (Do.NOTE_LOST, str(error))] if is_known and is_news else done
 
     def cannot_take(self, error: FeedError, at: Moment) -> Instructions:
         """A message cannot be taken. The server would go on sending it, so it is left."""

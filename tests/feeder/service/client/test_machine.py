@@ -20,7 +20,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from feeder.errors import AuthError, FeedError, ProtocolError, RemoteError, TransportError
+from feeder.errors import (
+    AuthError,
+    ConnectTimeout,
+    FeedError,
+    ProtocolError,
+    RemoteError,
+    TransportError,
+)
 from feeder.service.client import machine as machine_module
 from feeder.service.client.machine import (
     ANSWERED,
@@ -84,6 +91,7 @@ class Shell:
         self.sent: list[Any] = []
         self.endings: list[Any] = []
         self.answers: list[tuple[Any, Any]] = []
+        self.lost: list[str] = []
         self.slots: tuple[int, ...] = ()
         self.num_given = self.num_dropped = 0
         self.generation = b""
@@ -141,7 +149,7 @@ class Shell:
         self.num_dropped += 1
 
     def note_lost(self, why: str) -> None:
-        pass
+        self.lost.append(why)
 
     def step(self) -> None:
         """One turn of the loop, without anything that has come."""
@@ -595,6 +603,27 @@ def test_a_client_is_refused_by_all_or_by_none() -> None:
         shell.break_off(AuthError("it is being stopped"))
         shell.step()
     assert (shell.machine.state, shell.endings) == ("returning", [])
+
+
+def test_a_client_that_was_let_in_before_and_is_refused_now_is_told_so() -> None:
+    shell = running()
+    shell.break_off()
+    assert shell.lost == ["the connection broke"]
+    for _ in range(3):
+        shell.step()
+        shell.break_off(AuthError("server.key here is another"))
+    assert shell.lost[1:] == ["server.key here is another"], "once for a search"
+    shell.step()
+    shell.give()
+    shell.break_off()
+    shell.step()
+    shell.break_off(AuthError("another again"))
+    assert shell.lost[2:] == ["the connection broke", "another again"]
+    shell.now += OPTIONS.reconnect_s + 1
+    shell.step()
+    (error,) = shell.endings
+    assert isinstance(error, ConnectTimeout)
+    assert str(error).endswith("does `feeder serve` run there?; another again")
 
 
 def test_who_used_everything_and_lost_its_server_says_goodbye_at_the_next() -> None:
