@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 examples/torchtitan_job/train.py runs
 torchrun --nproc-per-node 3 examples/torchtitan_job/train.py runs
 """
 
+import gc
 import sys
 
 import torch
@@ -57,4 +58,5 @@ def main(folder, stop_at=None):
 
 if __name__ == "__main__":
     main(sys.argv[1], *map(int, sys.argv[2:]))
-    dist.destroy_process_group()  # else PyTorch may abort a rank at its exit
+    gc.collect()  # the model holds the group in a cycle, and PyTorch may abort a rank that exits so
+    dist.destroy_process_group()

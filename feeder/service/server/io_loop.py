@@ -260,7 +260,9 @@ class ServerLoop:
             if frames:
                 router.send_multipart(frames, copy=False)
         except zmq.ZMQError as error:
-            self._log.warn("a consumer is not sent to: %s", str(error))
+            # That it is gone is its ordinary end, or is told as a loss.
+            if error.errno != zmq.EHOSTUNREACH:
+                self._log.warn("a consumer is not sent to: %s", str(error))
             return False
         return True
 

@@ -9,14 +9,20 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import zmq
 
 import feeder
 import small
 from conformance.served import reading, serving
+from feeder.service.net.listener import Peer
+from feeder.service.protocol import messages as say
+from feeder.service.ratelimited_log import RateLimitedLog
+from feeder.service.server.io_loop import ServerLoop
 from feeds import make
 from peers import WAIT_S
 
@@ -160,3 +166,16 @@ def test_a_factory_that_uses_the_coordinator_of_the_process_is_refused_at_once()
             "'made_without' adds its feeds to the coordinator of the process, and is called again "
             "when a feed goes back: give init_data_input_workers coordinator=feeder.Coordinator()"
         )
+
+
+@pytest.mark.parametrize(("errno", "is_told"), [(zmq.EHOSTUNREACH, False), (zmq.EAGAIN, True)])
+def test_a_consumer_that_is_gone_is_no_warning(
+    errno: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def send(*_: Any) -> None:
+        raise zmq.ZMQError(errno)
+
+    listener = SimpleNamespace(router=SimpleNamespace(send=send))
+    loop = cast("ServerLoop", SimpleNamespace(_listeners=[listener], _log=RateLimitedLog()))
+    assert not ServerLoop.send(loop, Peer(0, b"gone"), say.Bye(generation=bytes(16)), ())
+    assert ("a consumer is not sent to" in caplog.text) is is_told
