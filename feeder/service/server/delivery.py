@@ -366,10 +366,13 @@ class Delivery:
             batches = outbox.pop_batches(min(lease.room, self._most(lease)))
             if not batches:
                 break
+            # Once more: they are known when the first batch comes, which may have been just now.
+            self.columns = run.pipeline.schema.columns
             if not (self._show_columns(lease) and self._send_batches(lease, run, batches)):
                 return False
         ending = outbox.ending
         if ending is not None:
+            self.columns = run.pipeline.schema.columns
             return self._finish(lease, ending)
         # Set before looking once more: a batch that comes from now on wakes this thread, and one
         # that came before is seen below.

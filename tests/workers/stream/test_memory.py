@@ -252,6 +252,8 @@ def count_faults(keep: str, **settings: str) -> int:
     return int(printed("-c", CHURN.replace("KEEP", keep), limit_s=WAIT_S, **settings))
 
 
+# Without the interpreter's lock memory is not malloc's: it is kept anyhow.
+@needs_counts
 @pytest.mark.process
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the thresholds are glibc's")
 def test_malloc_keeps_what_is_freed_for_the_next_chunks() -> None:

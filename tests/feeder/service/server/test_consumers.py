@@ -23,8 +23,10 @@ from feeder.service.net.listener import Peer
 from feeder.service.protocol import messages as say
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.io_loop import ServerLoop
+from feeder.service.server.outbox import Outbox
 from feeds import make
 from peers import WAIT_S
+from watching import around
 
 pytestmark = pytest.mark.served
 
@@ -179,3 +181,26 @@ def test_a_consumer_that_is_gone_is_no_warning(
     loop = cast("ServerLoop", SimpleNamespace(_listeners=[listener], _log=RateLimitedLog()))
     assert not ServerLoop.send(loop, Peer(0, b"gone"), say.Bye(generation=bytes(16)), ())
     assert ("a consumer is not sent to" in caplog.text) is is_told
+
+
+def test_the_first_batch_may_come_as_the_server_looks_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, there = threading.Event(), threading.Event()
+
+    def fetch(call: feeder.Call) -> Any:
+        assert asked.wait(WAIT_S)
+        if call.index == 3:
+            raise StopIteration
+        return [np.full(4, call.index)]
+
+    def look(_: Outbox) -> None:
+        # The thread that makes batches looks there, too.
+        if threading.current_thread().name.startswith("feeder server"):
+            asked.set()
+            assert there.wait(WAIT_S)
+
+    around(monkeypatch, Outbox, "put", after=lambda *_: there.set())
+    around(monkeypatch, Outbox, "__len__", before=look)
+    with serving(lambda: small.make(fetch)) as server, reading(server) as consumer:
+        assert small.ids(consumer) == [index for index in range(3) for _ in range(4)]
