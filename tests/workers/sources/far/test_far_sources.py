@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -41,7 +41,7 @@ from feeder.errors import ConfigError, ResumeError, StorageError
 from feeder.workers.sources.far import blocks as blocks_module
 from feeder.workers.sources.far import cache as cache_module
 from feeder.workers.sources.far import paths
-from small import wait_until
+from watching import Clock
 
 pytestmark = pytest.mark.foreign_sockets
 
@@ -319,14 +319,21 @@ def test_an_epoch_takes_as_long_as_its_link_and_few_requests() -> None:
 
 
 def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
-    changing: FarServer, tmp_path: Path
+    changing: FarServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, go = Event(), Event()
+    waits, go, clock, of = Event(), Event(), Clock(monkeypatch), blocks_module._waiting
 
     def fault(number: int, path: str, span: Any) -> str:
-        asked.set()
         go.wait(20)
         return ""
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        with of():
+            waits.set()
+            yield
+
+    monkeypatch.setattr(blocks_module, "_waiting", waiting)
 
     with feeder.Cache(tmp_path / "cache", 64 * 4096) as cache:
         source = KINDS["jsonl"]("s3://bucket", cache=cache, storage_options=changing.options())
@@ -336,9 +343,12 @@ def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
         before = len(changing.asked)
         changing.fault = fault
         with make("jsonl", source, 9, 1) as feeds:
-            assert asked.wait(20)
+            assert waits.wait(20)
+            clock.set_ahead(1.0)
             # The wait that is under way counts.
-            wait_until(lambda: feeds.figures().feeds[0].store.wait_s > 0.05)
+            store = feeds.figures().feeds[0].store
+            assert store is not None
+            assert store.wait_s >= 1.0
             go.set()
             assert len([*feeds["train"]]) == 2 * NUM // 9
             (figures,) = feeds.figures().feeds

@@ -183,7 +183,8 @@ def test_a_store_that_does_not_answer_is_named_in_time(
     far.fault = lambda number, path, span: "500"
     with pytest.raises(StorageError, match=r"cannot be read: for 0 s: .*500"):
         objects.read(one, 0, 10)
-    assert objects.counts()["retries"] == len(far.asked) - 1 >= 1
+    # On a busy machine a request may fail before it is heard.
+    assert objects.counts()["retries"] >= len(far.asked) - 1 >= 1
 
 
 def test_objects_of_a_folder_are_listed_with_their_tags(far: FarServer) -> None:
