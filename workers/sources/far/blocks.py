@@ -558,7 +558,13 @@ class Blocks:
             if self._closed.is_set() or self._active >= _REQUESTS or not self._next_wanted():
                 return
             self._active += 1
-        Thread(target=self.run_requests, name="feeder far", daemon=True).start()
+        try:
+            Thread(target=self.run_requests, name="feeder far", daemon=True).start()
+        except RuntimeError:
+            # The process may have no more threads. Those that run bring it, or whoever reads it.
+            with self._lock:
+                self._active -= 1
+                self._idle.notify_all()
 
     def run_requests(self) -> None:
         """Bring blocks until none is wanted. Thread body."""
@@ -632,10 +638,10 @@ class Blocks:
     def _bring(self, one: _Object, numbers: Sequence[int], *, is_waited_for: bool) -> None:
         """Bring blocks that this thread has begun, by as few requests as may be. Raises what the
         first request that fails raises; its readers are told the same."""
-        self._tell_dues(at_once=True)
         claims: dict[int, Claim | None] = {}
         left = set(numbers)
         try:
+            self._tell_dues(at_once=True)
             for number in numbers:
                 outcome = self._claim(one, number)
                 is_free = isinstance(outcome, Claim) or outcome is None

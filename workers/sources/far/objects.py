@@ -203,12 +203,17 @@ class Objects:
             held = b""
             for chunk in result.stream(size):
                 held += chunk
-                while len(held) >= min(size, stop - at) > 0:
-                    part, held = held[:size], held[size:]
-                    arrived(part)
-                    at += len(part)
+                while len(held) >= (length := min(size, stop - at)) > 0:
+                    part, held = held[:length], held[length:]
+                    at += length
                     with self._lock:
-                        self._counts.bytes += len(part)
+                        self._counts.bytes += length
+                    try:
+                        arrived(part)
+                    except Exception as error:
+                        # No failure of the store: `arrived` must not get this part again, which
+                        # it would take for the next one.
+                        raise StorageError(f"{known.url!r} is not read: {error}") from error
             if at < stop:
                 raise _Damaged(f"{stop - at - len(held)} bytes did not come")
 

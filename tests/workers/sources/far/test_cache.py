@@ -86,6 +86,35 @@ def test_what_is_foreseen_is_brought_in_few_requests_before_it_is_read(
     assert len(far.asked) <= 10
 
 
+def test_a_process_that_may_have_no_more_threads_reads_what_is_right(
+    cache: Blocks, known: tuple[Objects, Known], far: FarServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, data, started = known[1], far.objects["b/x"], []
+
+    class Few(Thread):
+        def start(self) -> None:
+            started.append(self)
+            # Some start, so that others fail while blocks arrive.
+            if len(started) % 3:
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(module, "Thread", Few)
+    for number in range(NUM_BLOCKS):
+        cache.foresee("me", [(one, number * BLOCK, (number + 1) * BLOCK)])
+    for number in range(NUM_BLOCKS):
+        cache.enter("me", number)
+        part = slice(number * BLOCK, (number + 5) * BLOCK)
+        assert cache.read(one, part.start, part.stop) == data[part]
+        cache.leave("me", [number])
+    cache.close()
+    assert len(started) > 2
+    assert cache._active == 0
+    assert [cache.read(one, n * BLOCK, (n + 1) * BLOCK) for n in range(NUM_BLOCKS)] == [
+        data[n * BLOCK : (n + 1) * BLOCK] for n in range(NUM_BLOCKS)
+    ]
+
+
 def test_what_may_get_a_neighbour_waits_while_enough_is_on_its_way(cache: Blocks) -> None:
     def next_run(wanted: list[int], num_coming: int) -> list[int]:
         cache._pending = OrderedDict.fromkeys(wanted)

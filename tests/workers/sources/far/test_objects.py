@@ -87,6 +87,23 @@ def test_what_has_arrived_is_not_asked_for_again(
     assert objects.counts()["bytes"] == 1000
 
 
+def test_what_fails_beside_the_store_is_not_asked_for_again(
+    far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    objects, one = known
+    got: list[bytes] = []
+
+    def arrived(part: bytes) -> None:
+        got.append(part)
+        if len(got) == 2:
+            raise RuntimeError("no more memory")
+
+    with pytest.raises(StorageError, match="no more memory"):
+        objects.bring(one, 0, len(DATA), 1024, arrived)
+    assert got == [DATA[:1024], DATA[1024:2048]]
+    assert len(far.asked) == 1
+
+
 @pytest.mark.parametrize(
     ("fault", "told"),
     [("403", "is refused"), ("401", "is refused"), ("404", "is missing"), ("400", "cannot be read"),
