@@ -188,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if span else 200)
         if span:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-        self.send_header("Content-Length", str(stop - start))
+        self.send_header("Content-Length", str(stop - start + (fault == "unended")))
         self.send_header("ETag", far.etag(path))
         self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
         self.end_headers()

@@ -189,6 +189,9 @@ class Objects:
 
         def ask() -> None:
             nonlocal at
+            if at == stop:
+                # The answer broke off behind its last byte.
+                return
             with self._lock:
                 self._counts.requests += 1
             options: dict[str, Any] = {"range": (at, stop)}

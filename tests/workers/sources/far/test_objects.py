@@ -87,6 +87,15 @@ def test_what_has_arrived_is_not_asked_for_again(
     assert objects.counts()["bytes"] == 1000
 
 
+def test_an_answer_that_breaks_off_behind_its_last_byte_is_whole(
+    far: FarServer, known: tuple[Objects, Known]
+) -> None:
+    objects, one = known
+    far.fault = failing("unended")
+    assert objects.read(one, 10, 300) == DATA[10:300]
+    assert [span for _, span in far.asked] == [(10, 300)]
+
+
 def test_what_fails_beside_the_store_is_not_asked_for_again(
     far: FarServer, known: tuple[Objects, Known]
 ) -> None:
