@@ -336,8 +336,9 @@ class Folder:
         with self._lock:
             try:
                 table = self._opened()
-                table.execute("BEGIN IMMEDIATE")
                 try:
+                    # Within: if a signal interrupts it behind its end, all others would wait.
+                    table.execute("BEGIN IMMEDIATE")
                     yield table
                     table.execute("COMMIT")
                 except BaseException:

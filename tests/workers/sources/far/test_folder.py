@@ -305,6 +305,27 @@ def test_a_table_that_others_hold_is_let_be(
     other.close()
 
 
+def test_a_change_that_a_signal_interrupts_holds_the_table_for_nobody(folder: Folder) -> None:
+    folder.keys()
+    table = folder._table
+    assert table is not None
+
+    class Interrupted:
+        in_transaction = property(lambda self: table.in_transaction)
+
+        def execute(self, statement: str) -> None:
+            table.execute(statement)
+            if statement == "BEGIN IMMEDIATE":
+                raise KeyboardInterrupt
+
+    folder._table = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        folder.keys()
+    assert not table.in_transaction
+    folder._table = table
+    assert folder.keys() == set()
+
+
 def test_blocks_are_for_their_owner_alone(folder: Folder) -> None:
     put(folder, 1)
     for path in (Path(folder.path), *Path(folder.path, "blocks").rglob("*")):
