@@ -89,7 +89,8 @@ def test_what_is_foreseen_is_brought_in_few_requests_before_it_is_read(
 def test_a_process_that_may_have_no_more_threads_reads_what_is_right(
     cache: Blocks, known: tuple[Objects, Known], far: FarServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, data, started = known[1], far.objects["b/x"], []
+    one, data = known[1], far.objects["b/x"]
+    started: list[Thread] = []
 
     class Few(Thread):
         def start(self) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -307,8 +308,7 @@ def test_a_table_that_others_hold_is_let_be(
 
 def test_a_change_that_a_signal_interrupts_holds_the_table_for_nobody(folder: Folder) -> None:
     folder.keys()
-    table = folder._table
-    assert table is not None
+    table: Any = folder._table
 
     class Interrupted:
         in_transaction = property(lambda self: table.in_transaction)
@@ -318,7 +318,8 @@ def test_a_change_that_a_signal_interrupts_holds_the_table_for_nobody(folder: Fo
             if statement == "BEGIN IMMEDIATE":
                 raise KeyboardInterrupt
 
-    folder._table = Interrupted()  # type: ignore[assignment]
+    made: Any = Interrupted()
+    folder._table = made
     with pytest.raises(KeyboardInterrupt):
         folder.keys()
     assert not table.in_transaction
