@@ -330,7 +330,8 @@ def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
     @contextmanager
     def waiting() -> Iterator[None]:
         with of():
-            waits.set()
+            if blocks_module._THREAD.waits is not None:  # those of a call
+                waits.set()
             yield
 
     monkeypatch.setattr(blocks_module, "_waiting", waiting)
