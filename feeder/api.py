@@ -97,6 +97,7 @@ def init_data_input_workers(
     depth: Annotated[int, Meta(ge=0, le=1024)] = 0,
     resume: Any = None,
     skip: NonNegativeInt = 0,
+    edit: Annotated[str, Meta(min_length=1, description="a text")] | None = None,
     coordinator: Coordinator | None = None,
 ) -> Coordinator:
     """Add a feed to a coordinator: fetcher threads call `fetch_fun`, and batches of exactly
@@ -183,6 +184,10 @@ def init_data_input_workers(
         skip: Go on so many rounds of all devices later, for example after rows that spoilt a
             model. Where the source can tell the place, the batches before it are not made. See
             docs/positions.md#any-number-of-devices.
+        edit: Why the run goes on with other data than it had: weights, sources, records or batch
+            sizes. Without it a position of other settings is refused; with it each source goes on
+            at its place, and the position holds what was changed, where, and this text. See
+            docs/editing.md.
         coordinator: The coordinator to add to; by default one for the process, the same at each
             call until it is stopped.
 

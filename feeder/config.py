@@ -53,6 +53,8 @@ class FeedConfig(NamedTuple):
     """Rounds that are left out where it begins."""
     external_loggers: tuple[Any, ...]
     """Objects with a `log(dict)` method that are given the feed's statistics."""
+    edit: str | None = None
+    """Why a position of other settings goes on with these; None if it does not."""
 
     def fingerprint(self) -> dict[str, Any]:
         """The declared fields that must be equal for a snapshot to fit."""
@@ -64,8 +66,10 @@ class FeedConfig(NamedTuple):
         none."""
         older = getattr(self.stream.fetch, "as_it_was", None)
         fetch = older() if callable(older) else None
-        if fetch is None:
-            return None
+        return None if fetch is None else self.with_fetch(fetch)
+
+    def with_fetch(self, fetch: Callable[..., Any]) -> FeedConfig:
+        """The settings with another fetch function."""
         run = self.run
         if run.executor is not None:
             # Also where it was given by its name: what is loaded by that has the present format.
@@ -117,6 +121,7 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         skip=settings["skip"],
         init_fun=settings["init_fun"],
         external_loggers=_loggers(settings["external_loggers"]),
+        edit=settings.get("edit"),
     )
 
 

@@ -38,6 +38,9 @@ CAMPAIGNS = {
     "streams": Campaign(
         "draws programs of a feed and its resumes, and compares them with the naive stream",
         "property.campaign", "--examples 2000 --seed {seed}", 60),
+    "histories": Campaign(
+        "draws runs that are edited and resumed, beside a naive model, and replays them",
+        "property.histories", "--histories 1000 --seed {seed}", 90),
     "chaos": Campaign(
         "kills and stops servers and trainers, and compares every batch",
         "chaos.campaign", "--faults 500 --seed {seed}", 60),

@@ -282,7 +282,7 @@ class MadeStream:
         cut = found.cut
         self._ranks.check(state)
         self.faults.count(0, found.left_out)
-        older = self._given.older if found.is_older else None
+        older = found.owner
         self._positions = older or self._given
         self._dataset = self._given_dataset.as_it_was() if older else self._given_dataset
         return Mark(Place(cut.epoch, cut.index * self._unit, cut.step), cut.position.marks[0])

@@ -28,6 +28,7 @@ COMMANDS = {
     "index": "index files of records, and decompress those that are compressed",
     "inspect": "say what a snapshot file holds",
     "keygen": "make the keys of a server and its clients",
+    "log": "say what a run was made of, from edit to edit",
     "serve": "serve feeds to consumers in other processes",
     "top": "show what a server's feeds do, and what holds them up",
 }

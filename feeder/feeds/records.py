@@ -74,6 +74,13 @@ def _calls(stream: StreamSpec, source: Source, step: int) -> Iterator[Call]:
     """The calls that give a batch's rows, if calls are asked for as many rows as a batch has; none
     if the stream has ended before it."""
     size, carries = stream.batch_size, stream.last_batch == "carry"
+    run: Any = getattr(source, "run", None)
+    if run is not None:
+        # A run that has been edited.
+        epoch, index = run.call_of(step, stream.last_batch)
+        if stream.epochs is None or epoch < stream.epochs:
+            yield stream.call(epoch, index)
+        return
     # What an epoch has more than the one before: batches, or rows that flow into the next batch.
     rows = [source.rows(epoch, size) for epoch in range(source.num_turns)]
     unit = rows if carries else [

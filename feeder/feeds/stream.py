@@ -119,7 +119,8 @@ class Stream:
     def __init__(self, config: FeedConfig, number: int) -> None:
         self.config = config
         self.number = number
-        # What its source is now; the positions are those of an earlier format where it goes on so.
+        # What its source is now; the positions are those of an earlier format where it goes on so,
+        # or of a run that has been edited.
         self._given = self.positions = Positions(config, number)
         # Rounds are skipped from a place. A function that is no pure one may stand anywhere.
         skips = config.skip and config.stream.pure
@@ -248,8 +249,7 @@ class Stream:
     def resume(self, resume: Resume) -> None:
         """Go on from there; before the start alone."""
         self._resume = resume
-        older = self._given.older if resume.is_older else None
-        self.positions = older or self._given
+        self.positions = resume.owner or self._given
         self.config = self.positions.config
         recall(self.config.stream.fetch, resume)
         self.positions.warn_of_replay(resume.cut)

@@ -13,9 +13,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from feeder.errors import ConfigError, ReplayWarning, ResumeError
+from feeder.errors import ConfigError, FeedError, ReplayWarning, ResumeError
 from feeder.state.fingerprint import differences, fingerprint_digest
-from feeder.state.snapshot import Rows, Snapshot, StreamState, summarise
+from feeder.state.history import check_edit, edit, go_on, number_of, with_history
+from feeder.state.snapshot import HISTORY, Rows, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId, fingerprint_of
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.stream.chunks import Columns
@@ -148,19 +149,36 @@ class Positions:
             if self.older is None:
                 raise
             with contextlib.suppress(ResumeError):
-                return self.older.find_in(position)._replace(is_older=True)
+                found = self.older.find_in(position)
+                return found._replace(owner=found.owner or self.older)
             raise
 
     def _find_in(self, position: Snapshot | bytes) -> Resume:
         if isinstance(position, bytes):
+            if self.config.edit is not None and fingerprint_of(position) != self.id.fingerprint:
+                raise ResumeError(
+                    f"feed {self.config.name!r} is given edit={self.config.edit!r}, and a token "
+                    "does not say what the run was made of: edit from a state dict or a snapshot"
+                )
             return self.find(position)
         for state in position.states:
             if (state.name, state.number) == (self.config.name, self.number):
-                return self.find(state)
+                return self._find_edited(state)
         held = [f"{state.name}[{state.number}]" for state in position.states]
         raise ResumeError(
             f"the snapshot holds feeds {held!r}, expected {self.config.name}[{self.number}]"
         )
+
+    def _find_edited(self, state: StreamState) -> Resume:
+        """The place of a state, whose run may have been edited, or is edited there."""
+        note, then = self.config.edit, state.fingerprint
+        if note is not None:
+            return edit(self, state, note)
+        if HISTORY not in then or HISTORY in self.fingerprint:
+            return self.find(state)
+        current = {name: value for name, value in then.items() if name != HISTORY}
+        self._compare(state._replace(fingerprint=current))
+        return go_on(self, state)
 
     def _compare(self, state: StreamState) -> None:
         """Raise `ResumeError` with every field in which a snapshot's feed differs from this."""
@@ -171,13 +189,40 @@ class Positions:
         if not any(map(_is_order, then)) and (without := _without_order(now)) != now:
             self._tell_of_order()
             now = without
+        if HISTORY in then or HISTORY in now:
+            self._compare_histories(then.get(HISTORY), now.get(HISTORY))
         found = differences(then, now)
         if state.name != self.config.name:
             found.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
         if found:
             raise ResumeError(
                 f"the snapshot is of another feed than {self.config.name!r}: {'; '.join(found)}"
+                f"{self._cure(then)}"
             )
+
+    def _compare_histories(self, then: Any, now: Any) -> None:
+        if then == now:
+            return
+        raise ResumeError(
+            f"the position of feed {self.config.name!r} is of a run with {number_of(then)}, and "
+            f"the feed is one with {number_of(now)}: they have two histories. All trainers of a "
+            "run go on from positions with one history; FeedLoader takes none that has edits"
+        )
+
+    def applied(self, config: FeedConfig) -> FeedConfig:
+        """Settings that were made anew, with the fetch function as these positions have it."""
+        history = self.fingerprint.get(HISTORY)
+        if history is None:
+            return config.as_it_was() or config
+        return with_history(Positions(config, self.number), history).config
+
+    def _cure(self, then: Mapping[str, Any]) -> str:
+        """How a position goes on that has other fields; empty if it cannot."""
+        try:
+            check_edit(self, then)
+        except (FeedError, LookupError, TypeError, ValueError):
+            return ""
+        return "; to go on with what is given now, and keep each source's place, give edit='why'"
 
     def _tell_of_order(self) -> None:
         logger.info(

@@ -25,15 +25,17 @@ import xxhash
 from numpy.typing import NDArray
 
 from feeder import durable
-from feeder.errors import CheckpointError, FeedError, SnapshotFormatError
-from feeder.state.fingerprint import check_fingerprint
+from feeder.errors import CheckpointError, FeedError, ResumeError, SnapshotFormatError
+from feeder.state.fingerprint import check_fingerprint, fingerprint_digest
 from feeder.state.raw_arrays import dtype_fields, is_nameless, pack_array, read_dtype, restore_array
-from feeder.state.token import calls_of
+from feeder.state.token import StreamId, calls_of
 from feeder.workers.public import public
 from feeder.workers.stream.chunks import Column, Columns
-from feeder.workers.stream.position import Cut
+from feeder.workers.stream.position import Cut, Partitions
 
 SNAPSHOT_VERSION = 2
+HISTORY = "source.history"
+"""The field of a fingerprint that has the edits of a run."""
 _MAGIC = b"FEEDSNAP"
 _NUMBERS = struct.Struct("<IQ")
 _HEAD_BYTES = len(_MAGIC) + _NUMBERS.size + 16
@@ -157,6 +159,15 @@ class Snapshot:
             ]
         return "\n".join(lines)
 
+    def at_start(self) -> Snapshot:
+        """The start of the same runs, with their edits to come: from there each batch comes again
+        as it came then.
+
+        Raises:
+            ResumeError: A feed is of a fetch function of your own, whose edits there are none of.
+        """
+        return Snapshot(tuple(_at_start(state) for state in self.states))
+
     def __repr__(self) -> str:
         return f"<Snapshot {self.describe()!r}>"
 
@@ -188,6 +199,20 @@ class Snapshot:
         return cls.from_bytes(data)
 
 
+def _at_start(state: StreamState) -> StreamState:
+    fingerprint = state.fingerprint
+    if fingerprint.get("form") != "pure":
+        raise ResumeError(
+            f"feed {state.name!r} is of fetch(worker_id, batch_size): begin it without a position"
+        )
+    id = StreamId(state.name, state.number, fingerprint_digest(fingerprint))
+    cut = Cut(
+        epoch=0, index=0, step=0, finished=False, leftover=None, encode=id.encode,
+        position=Partitions(1, pure=True, arrival=False).origin(),
+    )  # fmt: skip
+    return state._replace(token=cut.token(), rows=(), summary=summarise(cut), left_out=())
+
+
 def _shortened(path: str) -> str:
     """A path; the ends of what is longer than a path is, as the text of a position."""
     return path if len(path) <= _LONGEST_PATH else f"{path[:40]}...{path[-40:]}"
@@ -201,7 +226,7 @@ def _mixture(state: StreamState) -> str:
         for name, value in state.fingerprint.items()
         if name.startswith(prefix)
     }
-    if "mix" not in (fields.get("source"), fields.get("of.source")):
+    if "mix" not in (fields.get("source"), fields.get("of.source")) or "history" in fields:
         return ""
     # Sources are loaded where they are looked at.
     from feeder.workers.sources.mixture import counts_of_calls

@@ -101,7 +101,8 @@ class StreamId(NamedTuple):
         if fingerprint not in (self.fingerprint, *self.older):
             raise ResumeError(
                 f"the token of feed {name!r} was made with other settings (a snapshot would tell "
-                "which); resume with the batch size, names, workers, seed and order of then"
+                "which, and has the edits of a run); resume with the batch size, names, workers, "
+                "seed and order of then"
             )
         at = _position(position)
         chunk = None if leftover is None else _leftover(leftover, at)

@@ -34,10 +34,11 @@ class Resume(NamedTuple):
     """The rows left over at the cut if they are at hand; otherwise their chunk is fetched again."""
     columns: Columns | None = None
     """The columns as they were observed then."""
-    is_older: bool = False
-    """Whether it is a place in the stream as it was in an earlier format of its source."""
     left_out: tuple[tuple[int, int, str, str], ...] = ()
     """What the source had left out by then: `sources.LeftOut`."""
+    owner: Any = None
+    """The `Positions` of the stream that it is a place in, if that is not the stream as it is
+    given: of an earlier format of its source, or of a run that has been edited."""
 
 
 class LeftoverSpan(Span):

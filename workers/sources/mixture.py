@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Unpack, get_args
 
 import numpy as np
@@ -40,6 +41,7 @@ from feeder.workers.sources.source import Source, as_part
 from feeder.workers.sources.steps import rows
 from feeder.workers.sources.steps.routed import Numbers, Places, Route, Routed
 from feeder.workers.sources.steps.walked import Unit, Walked
+from feeder.workers.sources.stores.reading import Records
 from feeder.workers.stream.batch import Call
 
 Weights = Mapping[str, float]
@@ -79,6 +81,16 @@ class Mixture(Source):
         assert isinstance(routed.route, MixRoute | DealtRoute)
         return routed.route.counts(whole("records", records), whole("epoch", epoch), seed)
 
+    unread: Mapping[str, Source] = MappingProxyType({})
+    """The sources of weight 0, which are no part of the mixture: a run that has read them before an
+    edit can be replayed with them."""
+
+    def applied(self, step: Callable[[Records], Records]) -> Mixture:
+        """The same with a step below it, also below what is not read."""
+        mixture: Any = super().applied(step)
+        mixture.unread = {name: part.applied(step) for name, part in self.unread.items()}
+        return mixture  # type: ignore[no-any-return]
+
 
 @public("feeder.sources")
 def mix(
@@ -104,7 +116,8 @@ def mix(
 
     Args:
         sources: By name, a source and its weight, or a source alone, which weighs as much as it has
-            records. Their columns are alike.
+            records. Their columns are alike. A source of weight 0 is not read: it is there so that
+            batches of before an edit that took it out can be had again.
         schedule: Pairs of a record of the epoch and the weights from that record on, by name; a
             source without a weight is not read then. A block that would reach beyond such a record
             is cut short.
@@ -147,6 +160,20 @@ def mix(
         # Positions, and what is drawn, know them as text.
         raise ConfigError(f"names are {list(names)}, expected different ones as text")
     steps = [(0, _checked(weights, names, power)), *_checked_schedule(schedule, names, power)]
+    read = [k for k in range(len(names)) if any(shares[k] for _, shares in steps)]
+    unread = {name: parts[k] for k, name in enumerate(names) if k not in read}
+    parts, names = [parts[k] for k in read], tuple(names[k] for k in read)
+    of_read = [(start, tuple(shares[k] for k in read)) for start, shares in steps]
+    mixture = _mixed(parts, names, of_read, on_exhausted, unit, options)
+    if unread:
+        mixture.unread = unread
+    return mixture
+
+
+def _mixed(
+    parts: list[Source], names: tuple[str, ...], steps: Sequence[Step], on_exhausted: OnExhausted,
+    unit: Unit, options: OrderOptions,
+) -> Mixture:  # fmt: skip
     if unit == "tokens" or any(part.traits.filters or part.traits.is_last for part in parts):
         if options:
             raise ConfigError(
@@ -231,12 +258,17 @@ def _checked(weights: Weights, names: Sequence[str], power: float) -> tuple[Frac
         if name not in weights:
             checked.append(Fraction(0))
             continue
+        if weights[name] == 0 and isinstance(weights[name], int | float):
+            checked.append(Fraction(0))
+            continue
         weight = _positive(f"the weight of {name!r}", weights[name])
         # The decimal that the user wrote, not the binary fraction that is next to it.
         if power != 1:
             what = f"the weight of {name!r}, to the power of 1 / temperature,"
             weight = _positive(what, _to_the_power(weight, power))
         checked.append(Fraction(str(weight)))
+    if not any(checked):
+        _positive(f"the weight of {next(iter(weights))!r}", 0)
     return tuple(checked)
 
 
@@ -348,14 +380,19 @@ class MixRoute:
     def __call__(self, indices: Numbers, call: Call) -> Places:
         if self.varies:
             return self.at(call.epoch)(indices, call)
+        return self.places(*self.drawn(indices, call.seed, call.epoch), call)
+
+    def drawn(self, indices: Numbers, seed: int, epoch: int) -> tuple[Numbers, Numbers]:
+        """The source of each record of an epoch, and its number among the epoch's records of
+        that source."""
         found = np.searchsorted(self._firsts, indices, side="right") - 1
         parts, counters = np.empty_like(indices), np.empty_like(indices)
         for number in np.unique(found).tolist():
             chosen = found == number
             parts[chosen], counters[chosen] = self.segments[number].draw(
-                indices[chosen], self.key(call.seed, call.epoch)
+                indices[chosen], self.key(seed, epoch)
             )
-        return self.places(parts, counters, call)
+        return parts, counters
 
     def places(self, parts: Numbers, counters: Numbers, call: Call) -> Places:
         """Where records are found, by their sources and their numbers among the epoch's records of

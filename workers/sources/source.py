@@ -50,12 +50,19 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.far.ahead import Ahead, Touch
 from feeder.workers.sources.far.blocks import totals
+from feeder.workers.sources.orders.edited import Selection, ranges_of
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import LISTS_KEPT, Order
 from feeder.workers.sources.orders.sharding import EpochsInTurn
 from feeder.workers.sources.steps.each import Filtered, Mapped, Zipped
 from feeder.workers.sources.steps.ragged import Budgeted, Offsets, Padded, check_length
-from feeder.workers.sources.steps.routed import Repeats, Routed, Stretch, concatenated
+from feeder.workers.sources.steps.routed import (
+    Excluding,
+    Repeats,
+    Routed,
+    Stretch,
+    concatenated,
+)
 from feeder.workers.sources.steps.rows import (
     Traits,
     apply,
@@ -477,6 +484,32 @@ class Source:
                 f"n is {n}, and the source has {part.epoch_size} records: none is left"
             )
         return self._stretch("skip", part, first, part.epoch_size - first)
+
+    def exclude(self, records: Iterable[int | range | tuple[int, int]]) -> Source:
+        """All records but these. It comes before `shuffle`: records are told by their numbers in
+        the data, as `feed.records(step)` and errors tell them.
+
+        Args:
+            records: Numbers, ranges, or pairs of the first one and the one after the last.
+
+        Raises:
+            ConfigError: they are no numbers, no record is left, or exclude cannot follow.
+        """
+        part = as_part(self, "exclude", counts=True)
+        if not part._plan.in_sequence:
+            raise ConfigError(
+                "exclude of a source that is shuffled: exclude comes before shuffle, since it is "
+                "given the numbers that records have in the data"
+            )
+        excluded = ranges_of(records)
+        if excluded and excluded[-1][1] > part.epoch_size:
+            raise ConfigError(
+                f"record {excluded[-1][1] - 1} is excluded, and the source has {part.epoch_size}"
+            )
+        selection = Selection(part.epoch_size, excluded)
+        if not len(selection):
+            raise ConfigError(f"all {part.epoch_size} records are excluded: none is left")
+        return Source(Routed("exclude", [part], Excluding(selection), [None]))
 
     def _stretch(self, kind: str, part: Source, first: int, size: int) -> Source:
         return Source(Routed(kind, [part], Stretch(first, size), [None]))

@@ -45,10 +45,10 @@ class FeedFactory:
         self._queues = queues
         # Made already and not used yet: a factory is slow to call twice for one start.
         self._next: Coordinator | None = coordinator
-        self._is_older = False
-        self.positions = Positions(self._config(coordinator), 0)
+        self._is_other = False
+        self._given = self.positions = Positions(self._config(coordinator), 0)
         """Finds and encodes the feed's positions; those of an earlier format of its source once it
-        went on from one."""
+        went on from one, and those of an edited run."""
         self.origin: Resume | None = None
         """Where consumers without a position begin; None for the start of the feed."""
         _check_names(name, self.config.stream.names)
@@ -140,9 +140,18 @@ class FeedFactory:
         return self.positions.deal(found_at or self._start(), skip=skip)
 
     def _find_in(self, position: Snapshot | bytes) -> Resume:
-        found = self.positions.find_in(position)
-        if found.is_older and self.positions.older is not None:
-            self._is_older, self.positions = True, self.positions.older
+        try:
+            found = self.positions.find_in(position)
+        except ResumeError:
+            # Before the edit that all consumers of this round begin with.
+            if self._given.config.edit is None or self.positions is self._given:
+                raise
+            found = self._given.find_in(position)
+            if found.owner is None or found.owner.fingerprint != self.positions.fingerprint:
+                raise
+            return found
+        if found.owner is not None:
+            self._is_other, self.positions = True, found.owner
         return found
 
     def _start(self) -> Resume:
@@ -195,8 +204,8 @@ class FeedFactory:
             return self.config
         try:
             config = self._config(coordinator)
-            if self._is_older:
-                config = config.as_it_was() or config
+            if self._is_other:
+                config = self.positions.applied(config)
             if config.init_fun is not None:
                 config.init_fun(coordinator[self.name], coordinator)
         except BaseException:

@@ -71,6 +71,11 @@ class Order(ABC):
             ]
         )
 
+    def find(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions of an epoch at which records come: the inverse of `at`, of a source without
+        shards. DALI's orders have none."""
+        raise NotImplementedError
+
     def cursor(self, epoch: int, position: int) -> bytes:
         """What a fresh order must be given, by `seek`, to reach this position at once; empty
         where it needs nothing."""
@@ -102,6 +107,9 @@ class SequentialOrder(Order):
 
     def at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return positions + self.sharding.first(epoch)
+
+    def find(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        return records
 
 
 class PermutedOrder(Order):
@@ -137,6 +145,9 @@ class PermutedOrder(Order):
         if self.sharding.stick_to_shard:
             return permutation.at(positions) + first
         return permutation.at(positions + first)
+
+    def find(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._permutation(epoch).find(records)
 
 
 class BlockOrder(Order):
@@ -202,6 +213,20 @@ class BlockOrder(Order):
             images = self._permutation(epoch, number).at(inside[chosen])
             found[chosen] = number * window + images
         return found
+
+    def find(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        window, before = self._window, self._place_of_rest(epoch) * self._window
+        numbers, inside = np.divmod(records, window)
+        slots = np.empty_like(records)
+        whole = numbers < self._whole
+        slots[whole] = self._permutation(epoch, None).find(numbers[whole]) * window
+        # Windows that come after what is left are so many positions later.
+        slots[whole & (slots >= before)] += self._rest
+        slots[~whole] = before
+        for number in np.unique(numbers).tolist():
+            chosen = numbers == number
+            slots[chosen] += self._permutation(epoch, number).find(inside[chosen])
+        return slots
 
 
 class ReshuffledOrder(Order):

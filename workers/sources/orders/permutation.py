@@ -83,6 +83,15 @@ class Permutation:
             images[part] = self._walk(positions[part].astype(np.uint64))
         return images
 
+    def find(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions that have these images."""
+        positions = self._decrypt(images.astype(np.uint64))
+        outside = np.flatnonzero(positions >= self._size)
+        while len(outside):
+            positions[outside] = self._decrypt(positions[outside])
+            outside = outside[positions[outside] >= self._size]
+        return positions.astype(np.int64)
+
     def _images(self, number: int) -> NDArray[np.uint64]:
         start, stop = number * _BLOCK, min((number + 1) * _BLOCK, self._size)
         return self._walk(np.arange(start, stop, dtype=np.uint64))
@@ -106,6 +115,17 @@ class Permutation:
         row += column
         return row
 
+    def _decrypt(self, cells: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        row = cells // self._columns
+        column = cells - row * self._columns
+        work = np.empty_like(row)
+        for number in range(len(self._keys) - 2, -1, -2):
+            _turn(column, row, self._keys[number + 1], self._columns, work, back=True)
+            _turn(row, column, self._keys[number], self._rows, work, back=True)
+        row *= self._columns
+        row += column
+        return row
+
 
 def _turn(
     coordinate: NDArray[np.uint64],
@@ -113,8 +133,10 @@ def _turn(
     key: NDArray[np.uint64],
     side: NDArray[np.uint64],
     work: NDArray[np.uint64],
+    *,
+    back: bool = False,
 ) -> None:
-    """Add to a coordinate, modulo its side, a hash of the other one."""
+    """Add to a coordinate, modulo its side, a hash of the other one; or take it away."""
     np.bitwise_xor(other, key, out=work)
     work *= _MIX_1
     work ^= work >> _HALF
@@ -123,6 +145,8 @@ def _turn(
     work >>= _HALF
     work *= side
     work >>= _HALF
+    if back:
+        np.subtract(side, work, out=work)
     coordinate += work
     # Below side the difference wraps around to a huge number, which loses.
     np.subtract(coordinate, side, out=work)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from feeder.workers.errors import FeedError
 from feeder.workers.sources.far.ahead import Touch
+from feeder.workers.sources.orders.edited import Selection
 from feeder.workers.sources.steps.rows import (
     Step,
     apply,
@@ -165,10 +166,13 @@ class Routed(Step):
                 for i, (part, epoch) in enumerate(unique.T.tolist())
             ]
         for rows, part, epoch in groups:
-            tag = self.tags[part]
-            own = call._replace(epoch=epoch)
-            own = own if tag is None else part_of(own, tag)
+            own = self._own(part, call._replace(epoch=epoch))
             yield part, self.parts[part], rows, places.positions[rows], own
+
+    def _own(self, part: int, call: Call) -> Call:
+        """The call as a part sees it."""
+        tag = self.tags[part]
+        return call if tag is None else part_of(call, tag)
 
     def touches(self, indices: Numbers, call: Call) -> Iterator[Touch]:
         """What the records of each part read."""
@@ -270,6 +274,28 @@ class Stretch:
 
     def describe(self) -> dict[str, Any]:
         return {"first": self.first}
+
+
+@dataclass(frozen=True)
+class Excluding:
+    """The records of one part that are not excluded."""
+
+    selection: Selection
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        return len(self.selection)
+
+    def __call__(self, indices: Numbers, call: Call) -> Places:
+        epochs = np.full_like(indices, call.epoch)
+        return Places(np.zeros_like(indices), epochs, self.selection.at(indices))
+
+    def resized(self, sizes: Sequence[int]) -> Excluding:
+        return Excluding(replace(self.selection, size=sizes[0]))
+
+    def describe(self) -> dict[str, Any]:
+        return {"excluded": [list(one) for one in self.selection.excluded]}
 
 
 @dataclass(frozen=True, slots=True)

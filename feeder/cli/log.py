@@ -1,0 +1,52 @@
+"""`feeder log`: say what a run was made of, from edit to edit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from feeder.checkpoint.resuming import find_position
+from feeder.state.history import chapters_of
+from feeder.state.snapshot import Snapshot
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "log", description="Say what a run was made of, from edit to edit, and what it has read."
+    )
+    parser.add_argument("file", help="a snapshot, a checkpoint, or a folder of those")
+    parser.add_argument("--json", action="store_true", help="print it as JSON, feed by feed")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the history."""
+    position = find_position(os.path.abspath(arguments.file), None).position
+    assert isinstance(position, Snapshot)
+    told = {f"{state.name}[{state.number}]": chapters_of(state) for state in position.states}
+    if arguments.json:
+        print(json.dumps(told, indent=2))
+        return 0
+    for name, chapters in told.items():
+        print(f"{name}:")
+        for chapter in chapters:
+            for line in _lines(chapter):
+                print(f"  {line}")
+    return 0
+
+
+def _lines(chapter: dict[str, Any]) -> list[str]:
+    note = chapter["note"]
+    lines = [] if note is None else [f"edit at step {chapter['from_step']}: {note}"]
+    first, last = chapter["from_step"], chapter["to_step"] - 1
+    steps = f"steps {first} to {last}" if first <= last else "no steps yet"
+    lines.append(f"{steps}, {chapter['rows_of_a_call']} rows a call, seed {chapter['seed']}")
+    for name, source in chapter["sources"].items():
+        excluded = f", {source['excluded']} excluded" if source["excluded"] else ""
+        lines.append(
+            f"  {name or 'the source'}: weight {source['weight']}, {source['records']} records"
+            f"{excluded}; {source['read']} read"
+        )
+    return lines

@@ -1,0 +1,273 @@
+"""Edits of a run: what goes on, what a position says of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder import sources
+from feeder.cli import main
+from feeder.errors import ConfigError, ResumeError
+from feeder.state.snapshot import Snapshot
+
+FIRSTS = {"web": 0, "code": 10_000, "books": 20_000}
+
+
+def corpus(name: str, size: int = 60, *, excluded: Any = (), seed: int | None = 1) -> Any:
+    source = sources.arrays(np.arange(size) + FIRSTS[name])
+    return (source.exclude(excluded) if excluded else source).shuffle(seed)
+
+
+def mixed(mode: str = "drop", schedule: Any = (), **weights: Any) -> Any:
+    given = {
+        name: weight if isinstance(weight, tuple) else (corpus(name), weight)
+        for name, weight in weights.items()
+    }
+    return sources.mix(given, schedule, mode)  # type: ignore[arg-type]
+
+
+def feed(source: Any, resume: Any = None, batch_size: int = 4, **settings: Any) -> Any:
+    return feeder.init_data_input_workers(
+        ["x"], source, batch_size, coordinator=feeder.Coordinator(), resume=resume, **settings
+    )
+
+
+def read(source: Any, num: int | None, resume: Any = None, **settings: Any) -> tuple[Any, Any]:
+    """The rows of some batches, and the position after them."""
+    with feed(source, resume, **settings) as coordinator:
+        rows = [batch["x"].tolist() for batch in islice(coordinator["train"], num)]
+        return rows, coordinator.snapshot()
+
+
+def every(rows: Any) -> list[int]:
+    return [row for batch in rows for row in batch]
+
+
+def test_the_error_names_the_cure_and_with_it_each_record_comes_once() -> None:
+    before, state = read(mixed(web=7, code=3), 5)
+    with pytest.raises(ResumeError, match=r"blocks.*; to go on .* give edit='why'$"):
+        feed(mixed(web=1, code=1), state)
+    after, _ = read(mixed(web=1, code=1), None, state, edit="more code")
+    assert sorted(every(before + after)) == sorted([*range(60), *range(10_000, 10_060)])
+    # One block of each two records.
+    shares = [sum(row >= 10_000 for row in batch) for batch in after[:10]]
+    assert shares == [2] * 10
+
+
+@pytest.mark.parametrize("change", [{"last_batch": "drop"}, {"version": "2"}])
+def test_what_no_edit_can_change_is_refused_by_name_and_without_the_cure(change: Any) -> None:
+    _, state = read(mixed(web=1), 2)
+    (field,) = change
+    with pytest.raises(ResumeError, match=field) as caught:
+        feed(mixed(web=1), state, **change)
+    assert "edit=" not in str(caught.value)
+    with pytest.raises(ResumeError, match=f"cannot change these: {field}.*It can change weights"):
+        feed(mixed(web=1), state, edit="no", **change)
+
+
+def test_another_mode_is_refused() -> None:
+    _, state = read(mixed(web=1), 2)
+    with pytest.raises(ResumeError, match=r"source.on_exhausted: 'drop' then, 'stop' now"):
+        feed(mixed("stop", web=1), state, edit="no")
+
+
+def test_a_position_after_an_edit_goes_on_without_one() -> None:
+    _, state = read(mixed(web=7, code=3), 5)
+    whole, _ = read(mixed(web=1, code=1), 12, state, edit="more code")
+    some, after = read(mixed(web=1, code=1), 3, state, edit="more code")
+    for edit in (None, "more code"):
+        # The same note of what is so already is no second edit.
+        rest, later = read(mixed(web=1, code=1), 9, after, edit=edit)
+        assert some + rest == whole
+        assert len(later.states[0].fingerprint["source.history"][2]) == 1
+    noted, later = read(mixed(web=1, code=1), 9, after, edit="a note")
+    assert some + noted == whole
+    assert [one[4] for one in later.states[0].fingerprint["source.history"][2]] == [
+        "more code", "a note",
+    ]  # fmt: skip
+
+
+def test_a_source_goes_on_where_it_stopped_when_it_is_put_back() -> None:
+    one, state = read(mixed(web=1, code=1), 6)
+    two, state = read(mixed(web=1), 4, state, edit="out")
+    three, state = read(mixed(web=1, code=3), 10, state, edit="in")
+    alone, _ = read(mixed(code=1), None)
+    came = [row for row in every(one + two + three) if row >= 10_000]
+    # Its shuffle is keyed by its own seed, so alone it comes in the same order.
+    assert came == every(alone)[: len(came)]
+    assert len(came) == 12 + 30
+
+
+def test_all_comes_again_from_the_start() -> None:
+    one, state = read(mixed(web=1, code=1), 6)
+    two, state = read(mixed(web=1, books=2), 6, state, edit="books for code")
+    grown = (corpus("web", 70, excluded=[range(5, 9)]), 1)
+    three, state = read(mixed(web=grown, books=2), 9, state, edit="more web")
+    now = {"web": grown, "books": 2}
+    again, _ = read(mixed(**now, code=0), 21, state.at_start())
+    assert again == one + two + three
+    # Without what was taken out the batches that had it cannot come again, and others can.
+    with feed(mixed(**now), state.at_start()) as coordinator, pytest.raises(feeder.FeedError) as no:
+        next(coordinator["train"])
+    assert "'code' has been taken out" in f"{no.value} {no.value.__cause__}"
+    later, _ = read(mixed(**now), 9, state)
+    with feed(mixed(**now, code=0), state) as coordinator:
+        told = coordinator["train"].records(2)
+    assert [FIRSTS[record.source.split("/")[0]] + record.number for (record,) in told] == one[2]
+    assert later
+
+
+@pytest.mark.parametrize("mode", ["drop", "repeat"])
+def test_a_schedule_may_change_and_counts_from_the_epochs_start(mode: str) -> None:
+    _, state = read(mixed(mode, web=1, code=1), 5)
+    changed = mixed(mode, [(40, {"web": 1})], web=1, code=1)
+    rows, _ = read(changed, 10, state, edit="web alone from record 40")
+    assert [sum(row >= 10_000 for row in batch) for batch in rows] == [2] * 5 + [0] * 5
+
+
+def test_a_run_of_one_source_grows_and_loses_records(caplog: Any) -> None:
+    before, state = read(corpus("web"), 5)
+    came = every(before)[7]
+    coming = next(row for row in range(60) if row not in every(before))
+    with caplog.at_level(logging.WARNING, "feeder"):
+        after, _ = read(corpus("web", 80, excluded=[came, coming]), None, state, edit="mended")
+    assert sorted(every(before + after)) == [row for row in range(80) if row != coming]
+    assert "20 more" in caplog.text
+    assert "1 of the 2 records that are excluded have come already, at steps [1]" in caplog.text
+
+
+def test_the_size_of_a_batch_changes_and_not_the_order() -> None:
+    before, state = read(corpus("web"), 5)
+    after, later = read(corpus("web"), None, state, batch_size=7, edit="larger")
+    whole, _ = read(corpus("web"), None)
+    assert every(before + after) == every(whole)
+    assert {len(batch) for batch in after[:-1]} == {7}
+    with pytest.raises(ResumeError, match="before step 5, from which on batches have another size"):
+        feed(corpus("web"), later.at_start(), batch_size=7)
+
+
+def test_a_seed_counts_from_the_next_pass_on() -> None:
+    plain = lambda: corpus("web", seed=None)  # noqa: E731
+    before, state = read(plain(), 5, epochs=2)
+    after, _ = read(plain(), None, state, seed=9, epochs=2, edit="another seed")
+    first, _ = read(plain(), None)
+    second, _ = read(plain(), None, seed=9, epochs=2)
+    assert before + after == first + second[15:]
+
+
+REFUSED = {
+    "smaller": (lambda: corpus("web", 50), "has 50 records, and had 60"),
+    "another order": (lambda: corpus("web", seed=2), "another than it was.*seed: 1 then, 2 now"),
+    "not by chance": (lambda: mixed(web=1), "source: 'arrays' then, 'mix' now"),
+    "a composition": (lambda: corpus("web").take(60), "another than it was|cannot change"),
+}
+
+
+@pytest.mark.parametrize(("now", "why"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_no_longer_the_source_is_refused(now: Any, why: str) -> None:
+    _, state = read(corpus("web"), 3)
+    with pytest.raises(ResumeError, match=why):
+        feed(now(), state, edit="no")
+
+
+def test_an_exclusion_is_not_taken_back() -> None:
+    _, state = read(corpus("web", excluded=[3]), 3)
+    with pytest.raises(ResumeError, match=r"had the records \[\(3, 4\)\] excluded"):
+        feed(corpus("web"), state, edit="no")
+
+
+def test_files_have_to_grow_at_their_end(tmp_path: Path) -> None:
+    def lines(*names: str) -> Any:
+        for name in names:
+            text = "".join(f'{{"x": {hash(name) % 1000 + i}}}\n' for i in range(20))
+            (tmp_path / f"{name}.jsonl").write_text(text)
+        paths = [tmp_path / f"{name}.jsonl" for name in names]
+        return sources.jsonl(paths, index=tmp_path).shuffle(seed=1)
+
+    _, state = read(lines("b", "c"), 3)
+    with pytest.raises(ResumeError, match="has grown, but not at its end"):
+        feed(lines("a", "b", "c"), state, edit="no")
+    rows, _ = read(lines("b", "c", "d"), None, state, edit="one more")
+    assert len(every(rows)) == 60 - 12
+
+
+CANNOT = {
+    "function": (lambda call: [np.arange(4)], {}, "a fetch function of your own"),
+    "filter": (corpus("web").filter(bool), {}, "filter"),
+    "carry": (corpus("web"), {"last_batch": "carry"}, "last_batch='carry'"),
+    "dali": (
+        sources.arrays(np.arange(30), order="dali", random_shuffle=True), {}, "order='dali'",
+    ),
+    "shards": (corpus("web").shard(0, 2), {}, "shards"),
+    "mixture that is shuffled": (
+        sources.mix({"web": corpus("web")}, random_shuffle=True), {}, "shuffled or sharded itself",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "settings", "why"), CANNOT.values(), ids=CANNOT.keys())
+def test_runs_that_cannot_be_edited_say_why(source: Any, settings: Any, why: str) -> None:
+    with feed(source, epochs=None, **settings) as coordinator:
+        next(coordinator["train"])
+        state = coordinator.snapshot()
+    with pytest.raises(ConfigError, match=why):
+        feed(source, state, edit="no", epochs=None, **settings)
+
+
+def test_a_bare_token_is_not_edited() -> None:
+    with feed(mixed(web=1)) as coordinator:
+        token = next(coordinator["train"]).cut.token()
+    with pytest.raises(ResumeError, match="a token does not say what the run was made of"):
+        feed(mixed(web=1, code=1), token, edit="no")
+
+
+def test_a_run_that_has_ended_is_not_edited() -> None:
+    _, state = read(mixed(web=1), None)
+    with pytest.raises(ResumeError, match="has ended"):
+        feed(mixed(web=1, code=1), state, edit="no")
+    rows, _ = read(mixed(web=1, code=1), None, state, edit="one more epoch", epochs=2)
+    assert len(every(rows)) == 120
+
+
+def test_the_log_tells_the_history(tmp_path: Path, capsys: Any) -> None:
+    _, state = read(mixed(web=7, code=3), 5)
+    _, state = read(mixed(web=1, code=1), 3, state, edit="more code")
+    path = tmp_path / "run.snapshot"
+    state.write(path)
+    assert main(["log", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[3:6] == [
+        "    code: weight 3, 60 records; 6 read",
+        "  edit at step 5: more code",
+        "  steps 5 to 7, 4 rows a call, seed 0",
+    ]
+    assert main(["log", "--json", str(path)]) == 0
+    first, second = json.loads(capsys.readouterr().out)["train[0]"]
+    assert (first["note"], first["sources"]["web"]["read"]) == (None, 14)
+    assert (second["from_step"], second["to_step"]) == (5, 8)
+    assert second["sources"]["code"] == {"weight": 1, "records": 60, "excluded": 0, "read": 6}
+
+
+def test_twenty_edits_are_a_small_position() -> None:
+    names = list(FIRSTS)
+    state, sizes = None, []
+    for number in range(21):
+        weights = {name: number % (3 + i) + 1 for i, name in enumerate(names)}
+        edit = None if state is None else f"{number}"
+        _, state = read(mixed("repeat", **weights), 3, state, edit=edit, epochs=None)
+        sizes.append(len(bytes(state)))
+    assert sizes[-1] - sizes[0] <= 20 * 200
+
+
+def test_a_snapshot_of_a_function_has_no_start() -> None:
+    replay = lambda worker_id, batch_size: [np.zeros(3)]  # noqa: E731
+    with feeder.init_data_input_workers(["x"], replay, 3, coordinator=feeder.Coordinator()) as c:
+        next(c["train"])
+        with pytest.raises(ResumeError, match="begin it without a position"):
+            Snapshot(c.snapshot().states).at_start()

@@ -1,0 +1,479 @@
+"""The chapters of a run that has been edited, by their numbers alone.
+
+An *edit* lies between two calls of an epoch. What came before it stays as it was; from it on the
+records come by other weights, of other sources, or so many in a call. Each source goes on at its
+own place: the pass that it is in, and how many records of the pass have come. So a chapter begins
+with the *rest* of its epoch, a mixture of what is left of the passes, and each later epoch is an
+epoch of the mixture that the user has given.
+
+`Settings` say what a chapter was made of, and `Edit` where it ended; from these follows which
+record comes when. Nothing here reads, or knows a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import xxhash
+
+from feeder.workers.errors import ConfigError
+from feeder.workers.sources.mixture import MixRoute
+from feeder.workers.sources.orders.blocks import OnExhausted, described_segments
+from feeder.workers.sources.orders.edited import Numbers, Ranges, Selection
+from feeder.workers.sources.steps.routed import Places
+from feeder.workers.stream.batch import Call
+
+# ---- What a chapter was made of
+
+
+class Part(NamedTuple):
+    """What a source was in a chapter."""
+
+    size: int
+    """Its records, those that are excluded too."""
+    kept: bytes
+    """Digest of the fields that an edit cannot change: what it reads, and in which order."""
+    data: bytes
+    """Digest of the fields that grow with it, such as its files; empty if it has none."""
+    excluded: Ranges
+
+    @property
+    def selection(self) -> Selection:
+        """Its records without those that are excluded."""
+        return Selection(self.size, self.excluded)
+
+
+class Settings(NamedTuple):
+    """What a chapter was made of: all that an edit can change."""
+
+    asked: int
+    """Rows of a call: of a batch, or of a global batch."""
+    seed: int
+    """The feed's seed."""
+    mode: OnExhausted
+    """What became of a source without further records."""
+    mix_seed: int | None
+    """The seed of the mixture's own, if it has one."""
+    blocks: Sequence[Any]
+    """The blocks of an epoch, as `MixRoute.describe` tells them; none if it is no mixture."""
+    parts: Mapping[str, Part]
+    """The sources, in the order of the mixture; one without a name if it is none."""
+
+
+class Standing(NamedTuple):
+    """Where a source stands: its next record."""
+
+    epoch: int
+    """The pass that it is in."""
+    position: int
+    """How many records of the pass have come."""
+    length: int
+    """How many records the pass has."""
+
+
+class Edit(NamedTuple):
+    """An edit, and the chapter that it ended."""
+
+    epoch: int
+    """The epoch that it lies in."""
+    call: int
+    """The number of the first call after it, in the epoch."""
+    record: int
+    """How many records of the epoch come before it."""
+    step: int
+    """The number of the first batch after it."""
+    note: str
+    """Why it was made, in the user's words."""
+    standings: Mapping[str, Standing]
+    """Where each source stands that the run has had, those that were taken out too."""
+    rest: Sequence[Any] | None
+    """The blocks of the rest of its epoch; None if the records go on as they did."""
+    was: Settings
+    """What the run was made of before it."""
+
+
+_ORDER = ("shard_id", "num_shards", "stick_to_shard", "pad_last_batch", "shuffle", "seed", "window",
+          "initial_fill")  # fmt: skip
+_PLAIN = {"shard_id": 0, "num_shards": 1, "stick_to_shard": False, "pad_last_batch": False,
+          "shuffle": "none"}  # fmt: skip
+_GROW = ("file ", "files ", "file_order", "tokens")
+"""How the names of fields begin that change when a source grows."""
+
+
+def part_of_fields(told: Mapping[str, Any]) -> tuple[Part, dict[str, Any]]:
+    """A source, by what its `describe` gave, and the fields that grow with it."""
+    levels = []
+    level = {name: _plain(value) for name, value in told.items()}
+    while level:
+        levels.append({k: v for k, v in level.items() if not k.startswith("of.")})
+        level = {k.removeprefix("of."): v for k, v in level.items() if k.startswith("of.")}
+    excluded: Ranges = ()
+    order, kinds = None, []
+    kept: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    for one, below in zip(levels, [*levels[1:], None], strict=True):
+        kind, size, rules = one["source"], one["size"], {k: one[k] for k in _ORDER if k in one}
+        out = [(a, b) for a, b in one.get("excluded", ())]
+        num_out = sum(b - a for a, b in out)
+        is_same = below is None or size == below["size"] - num_out
+        if not is_same or (out and excluded) or (order and rules.get("shuffle", "none") != "none"):
+            # A composition of which nothing can change.
+            size = levels[0]["size"]
+            return Part(size, _digest([(k, _plain(v)) for k, v in told.items()]), b"", ()), {}
+        excluded = tuple(out) or excluded
+        order = rules if rules and rules != _PLAIN else order
+        # Levels that leave everything as it is may be there or not.
+        if below is None or kind not in (below["source"], "exclude"):
+            kinds.append(kind)
+        for name, value in one.items():
+            if name not in ("source", "size", "excluded", *_ORDER):
+                (data if name.startswith(_GROW) else kept)[name] = value
+    kept_digest = _digest([kinds, order, sorted(kept.items())])
+    return Part(size, kept_digest, _digest(list(data.items())) if data else b"", excluded), data
+
+
+def _plain(value: Any) -> Any:
+    """A value as it comes out of a position."""
+    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value
+
+
+def _digest(value: Any) -> bytes:
+    digest: bytes = xxhash.xxh3_64_digest(repr(value).encode())
+    return digest
+
+
+def told_by_name(told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a description says of each source: of a mixture by name, else of one without."""
+    if told["source"] != "mix" or "blocks" not in told:
+        return {"": dict(told)}
+    names = map(str, MixRoute.described(told).names)
+    return {
+        name: {k.removeprefix(f"{name}."): v for k, v in told.items() if k.startswith(f"{name}.")}
+        for name in names
+    }
+
+
+def settings_of(told: Mapping[str, Any], asked: int, seed: int) -> Settings:
+    """What a run is made of, by what `describe` of its source gave. Raises `ConfigError` if a run
+    of such a source cannot be edited."""
+    parts = {name: part_of_fields(of)[0] for name, of in told_by_name(told).items()}
+    is_mixture = "" not in parts
+    if "names" in told or "dealt" in told:
+        refuse("names of a mixture that hide one another" if "names" in told else "shards")
+    if is_mixture and any(told.get(k) != v for k, v in _PLAIN.items()):
+        refuse("a mixture that is shuffled or sharded itself: shuffle its sources instead")
+    sharded = [k for k, v in told.items() if k.rpartition(".")[2] == "num_shards" and v != 1]
+    if sharded or any(k.rpartition(".")[2] == "pad_last_batch" and v for k, v in told.items()):
+        refuse("shards, which a feed of several queues does not need")
+    mode: OnExhausted = told["on_exhausted"] if is_mixture else "drop"
+    blocks = told["blocks"] if is_mixture else ()
+    return Settings(asked, seed, mode, told.get("mix_seed"), blocks, parts)
+
+
+def refuse(what: str) -> NoReturn:
+    raise ConfigError(f"a run cannot be edited that has {what}")
+
+
+def route_of(one: Settings, blocks: Sequence[Any], lengths: Sequence[int]) -> MixRoute | None:
+    """The mixture of blocks that `describe` told; None if it is no mixture."""
+    if not one.blocks:
+        return None
+    segments = described_segments(blocks, len(one.parts))
+    return MixRoute(tuple(one.parts), tuple(lengths), segments, one.mode, one.mix_seed)
+
+
+def rest_of(one: Settings, edit: Edit) -> MixRoute | None:
+    """The mixture of the rest of an edit's epoch; None if nothing is left of it."""
+    if not edit.rest:
+        return None
+    seed = one.seed if one.mix_seed is None else one.mix_seed
+    key = xxhash.xxh3_64_intdigest(f"{seed}/edit/{edit.record}".encode())
+    route = route_of(one, edit.rest, [edit.standings[name].length for name in one.parts])
+    assert route is not None
+    return MixRoute(route.names, route.lengths, route.segments, route.on_exhausted, key)
+
+
+# ---- Which record comes where
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """The records of a chapter, by number. Never changes."""
+
+    epoch: int
+    """The epoch that it begins in; -1 for the first one, which begins with epoch 0."""
+    record: int
+    """The record of that epoch."""
+    seed: int
+    parts: Numbers
+    """The number of each of its sources among all that the run has had."""
+    route: MixRoute | None
+    """Of a whole epoch; None if it is no mixture."""
+    rest: MixRoute | None
+    """Of the rest of the epoch that it begins in; None if nothing is left of it."""
+    standings: tuple[Standing, ...]
+    """Where each of its sources stands at its beginning."""
+    sizes: tuple[int, ...]
+    """Records of a pass of each from then on."""
+
+    def size(self, epoch: int) -> int:
+        """Records of an epoch, those of chapters before included."""
+        if epoch == self.epoch:
+            rest = self.rest.size if self.rest else self._left if self.route is None else 0
+            return self.record + rest
+        return self.sizes[0] if self.route is None else self.route.size
+
+    @property
+    def _left(self) -> int:
+        (one,) = self.standings
+        return one.length - one.position
+
+    def _drawn(self, records: Numbers, epoch: int) -> tuple[Numbers, Numbers]:
+        """The source of each record, and its number among those of the source: in the rest from the
+        chapter's beginning on, else in the epoch."""
+        route = self.route
+        if epoch == self.epoch:
+            records, route = records - self.record, self.rest
+        if route is None:
+            return np.zeros_like(records), records
+        return route.drawn(records, self.seed, epoch)
+
+    def places(self, records: Numbers, epoch: int) -> Places:
+        """Where records of an epoch are found."""
+        parts, counters = self._drawn(records, epoch)
+        passes, positions = self._advanced(parts, counters, epoch)
+        return Places(self.parts[parts], passes, positions)
+
+    def _advanced(self, parts: Numbers, counters: Numbers, epoch: int) -> tuple[Numbers, Numbers]:
+        """The pass and the position of records, by their numbers among those of the source."""
+        is_rest = epoch == self.epoch
+        repeats = self.route is not None and self.route.on_exhausted == "repeat"
+        if not (is_rest or repeats):
+            return np.full_like(parts, epoch), counters
+        at = np.array(self.standings, np.int64)[parts]
+        if not repeats:
+            return at[:, 0], at[:, 1] + counters
+        assert self.route is not None
+        if not is_rest:
+            if self.rest is not None:
+                counters = counters + np.array(self.rest.segments[-1].after)[parts]
+            after = np.array(self.route.segments[-1].after)
+            counters = counters + after[parts] * (epoch - self.epoch - 1)
+        positions, sizes = at[:, 1] + counters, np.array(self.sizes)[parts]
+        more = positions - at[:, 2]
+        is_later = more >= 0
+        return (
+            at[:, 0] + np.where(is_later, 1 + more // sizes, 0),
+            np.where(is_later, more % sizes, positions),
+        )
+
+    def counts(self, record: int, epoch: int) -> Numbers:
+        """How many records of each of its sources come in an epoch from its beginning on, up to a
+        record."""
+        route, first = (self.rest, self.record) if epoch == self.epoch else (self.route, 0)
+        if self.route is None:
+            return np.array([record - first])
+        if route is None or record == first:
+            return np.zeros(len(self.parts), np.int64)
+        return np.array(list(route.counts(record - first, epoch, self.seed).values()))
+
+    def standing(self, record: int, epoch: int) -> dict[int, Standing]:
+        """Where each of its sources stands before a record, by its number."""
+        parts = np.arange(len(self.parts))
+        passes, positions = self._advanced(parts, self.counts(record, epoch), epoch)
+        return {
+            number: Standing(
+                epoch=in_pass, position=at,
+                length=then.length if in_pass == then.epoch else size,
+            )
+            for number, in_pass, at, then, size in zip(
+                self.parts.tolist(), passes.tolist(), positions.tolist(), self.standings,
+                self.sizes, strict=True,
+            )
+        }  # fmt: skip
+
+
+class EditedRoute:
+    """Record n of an edited run → its source, the pass, and the position there. Never changes."""
+
+    def __init__(self, chapters: Sequence[Chapter], num_parts: int) -> None:
+        self.chapters, self.num_parts = tuple(chapters), num_parts
+
+    @property
+    def size(self) -> int:
+        """Records of an epoch to come."""
+        last = self.chapters[-1]
+        return last.size(last.epoch + 1)
+
+    def length(self, epoch: int) -> int:
+        """Records of an epoch."""
+        return self._of(epoch)[-1].size(epoch)
+
+    def _of(self, epoch: int) -> list[Chapter]:
+        """The chapters that an epoch has records of."""
+        within = [c for c in self.chapters if c.epoch == epoch]
+        before = [c for c in self.chapters if c.epoch < epoch]
+        return [before[-1], *within] if before else within
+
+    def __call__(self, indices: Numbers, call: Call) -> Places:
+        places = Places(*(np.empty_like(indices) for _ in range(3)))
+        of = self._of(call.epoch)
+        firsts = [0 if c.epoch < call.epoch else c.record for c in of]
+        found = np.searchsorted(firsts, indices, side="right") - 1
+        for number in np.unique(found).tolist():
+            chosen = found == number
+            for to, values in zip(
+                places, of[number].places(indices[chosen], call.epoch), strict=True
+            ):
+                to[chosen] = values
+        return places
+
+    def counts(self, record: int, epoch: int) -> Numbers:
+        """Records of each source among the first of an epoch."""
+        made, of = np.zeros(self.num_parts, np.int64), self._of(epoch)
+        ends = [*(c.record for c in of[1:]), record]
+        for chapter, end in zip(of, ends, strict=True):
+            first = chapter.record if chapter.epoch == epoch else 0
+            if (until := min(end, record)) > first:
+                made[chapter.parts] += chapter.counts(until, epoch)
+        return made
+
+    def standing(self, record: int, epoch: int) -> dict[int, Standing]:
+        """Where each source of the chapter stands before a record of an epoch."""
+        of = [c for c in self._of(epoch) if c.epoch < epoch or c.record <= record]
+        return of[-1].standing(record, epoch)
+
+    def resized(self, sizes: Sequence[int]) -> EditedRoute:
+        """The same: sizes are of chapters."""
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """Nothing of its own."""
+        return {}
+
+
+class Run:
+    """An edited run by its numbers alone, without its sources. Never changes."""
+
+    def __init__(self, edits: Sequence[Edit], now: Settings) -> None:
+        self.edits, self.settings = tuple(edits), now
+        self.chapters = [*(edit.was for edit in edits), now]
+        """What each chapter is made of."""
+        self.names = tuple(dict.fromkeys(name for one in self.chapters for name in one.parts))
+        """All sources that it has had."""
+        self.route = EditedRoute(self._made(), len(self.names))
+        begins = [(-1, 0, 0), *((edit.epoch, edit.call, edit.record) for edit in edits)]
+        # Of each chapter the epoch and the call that it begins with, the record, and rows of a
+        # call.
+        self._calls = [(*at, one.asked) for at, one in zip(begins, self.chapters, strict=True)]
+
+    def _made(self) -> list[Chapter]:
+        made: list[Chapter] = []
+        for number, one in enumerate(self.chapters):
+            edit = self.edits[number - 1] if number else None
+            if edit is not None and edit.rest is None:
+                continue
+            names, sizes = list(one.parts), tuple(len(p.selection) for p in one.parts.values())
+            standings = tuple(
+                edit.standings[name] if edit else Standing(0, 0, size)
+                for name, size in zip(names, sizes, strict=True)
+            )
+            made.append(
+                Chapter(
+                    epoch=edit.epoch if edit else -1,
+                    record=edit.record if edit else 0,
+                    seed=one.seed,
+                    parts=np.array([self.names.index(name) for name in names]),
+                    route=route_of(one, one.blocks, sizes),
+                    rest=rest_of(one, edit) if edit else None,
+                    standings=standings,
+                    sizes=sizes,
+                )
+            )
+        return made
+
+    def rows_of(self, epoch: int, index: int) -> tuple[int, int]:
+        """The first record of a call in its epoch, and the one after its last."""
+        number = max(i for i, one in enumerate(self._calls) if one[:2] <= (epoch, index))
+        begins, first, record, asked = self._calls[number]
+        index, start = (index - first, record) if begins == epoch else (index, 0)
+        end = self.route.length(epoch)
+        for at in self._calls[number + 1 : number + 2]:
+            end = min(end, at[2]) if at[0] == epoch else end
+        start = min(end, start + index * asked)
+        return start, min(end, start + asked)
+
+    def call_at(self, epoch: int, record: int) -> int:
+        """The first call that gives no record before this one."""
+        number = max(
+            i for i, (begins, _, first, _) in enumerate(self._calls)
+            if begins < epoch or (begins == epoch and first <= record)
+        )  # fmt: skip
+        begins, call, first, asked = self._calls[number]
+        call, first = (call, first) if begins == epoch else (0, 0)
+        return call + -(-(record - first) // asked)
+
+    def is_of(self, name: str, at: Standing, epoch: int) -> bool:
+        """Whether the pass that a source is in has begun with an epoch."""
+        return self.settings.mode != "repeat" and at.epoch == epoch and name in self.settings.parts
+
+    def record_of(self, name: str, position: int, epoch: int) -> int:
+        """Which record of an epoch is that of a source at a position of the pass that has begun
+        with the epoch: found by halving, since what has come of it grows."""
+        number, low, high = self.names.index(name), 0, self.route.length(epoch)
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_before = self.route.counts(middle, epoch)[number] <= position
+            low, high = (middle, high) if is_before else (low, middle)
+        return low
+
+    def call_of_record(self, epoch: int, record: int) -> int:
+        """The call that gives a record of an epoch."""
+        call = self.call_at(epoch, record)
+        return call if self.rows_of(epoch, call)[0] == record else call - 1
+
+    def rows(self, epoch: int, batch_size: int) -> int:
+        """Rows of an epoch, as if each of its calls had given as many as they do now: so that call
+        n begins with row n * batch_size, whatever the calls before an edit gave."""
+        calls, rest, asked = 0, 0, batch_size
+        within = [one for one in self._calls if one[0] == epoch]
+        before = next(one for one in reversed(self._calls) if one[0] < epoch)
+        ends = [*(one[2] for one in within), self.route.length(epoch)]
+        for (at, _, record, asked), end in zip([before, *within], ends, strict=True):
+            num, rest = divmod(end - (record if at == epoch else 0), asked)
+            calls += num + (rest > 0)
+        if asked == batch_size or not rest:
+            return calls * batch_size - (asked - rest if rest else 0)
+        return (calls - 1) * batch_size + min(rest, max(1, batch_size - 1))
+
+    def call_of(self, step: int, last_batch: str) -> tuple[int, int]:
+        """The epoch and the index of the call that gives a batch, of one queue or of each its
+        own."""
+        begins = [(0, 0, 0), *((e.epoch, e.call, e.step) for e in self.edits)]
+        epoch, call, first = next(one for one in reversed(begins) if one[2] <= step)
+        left, last = step - first, self._calls[-1][0]
+        while True:
+            asked = next(one[3] for one in reversed(self._calls) if one[:2] <= (epoch, call))
+            rows = self.rows(epoch, asked)
+            num = max(0, (rows // asked if last_batch == "drop" else -(-rows // asked)) - call)
+            if left < num:
+                return epoch, call + left
+            if epoch > last:
+                # From here on all epochs are alike.
+                return epoch + left // max(1, num), left % max(1, num)
+            left, epoch, call = left - num, epoch + 1, 0
+
+    def read(self, since: tuple[int, int], until: tuple[int, int]) -> dict[str, int]:
+        """How many records of each source lie between two places, each an epoch and a record."""
+        (epoch, record), made = since, np.zeros(len(self.names), np.int64)
+        last = max([0, *(edit.epoch for edit in self.edits)]) + 1
+        while epoch < until[0]:
+            num = 1 if epoch < last or record else until[0] - epoch
+            made += num * self.route.counts(self.route.length(epoch), epoch)
+            made -= self.route.counts(record, epoch)
+            epoch, record = epoch + num, 0
+        made += self.route.counts(until[1], epoch) - self.route.counts(record, epoch)
+        return dict(zip(self.names, made.tolist(), strict=True))

@@ -1,0 +1,356 @@
+"""A source whose run has been edited: the sources that the user gives now, in chapters.
+
+`chapters.Run` says which record of which source comes where. Here are the sources themselves. One
+that has been taken out may be missing, and then the batches that it was in cannot be had again,
+while all others can. How an edit is made of a run and a source is here, too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from threading import Lock
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from feeder.workers.errors import ConfigError, ResumeError
+from feeder.workers.sources.chapters import (
+    Edit,
+    EditedRoute,
+    Run,
+    Settings,
+    Standing,
+    part_of_fields,
+    refuse,
+)
+from feeder.workers.sources.mixture import MixRoute, Mixture
+from feeder.workers.sources.orders.edited import (
+    Change,
+    EditedOrder,
+    EditedPlan,
+    Numbers,
+    Selection,
+)
+from feeder.workers.sources.orders.options import OrderPlan
+from feeder.workers.sources.source import Source
+from feeder.workers.sources.steps.routed import Excluding, Routed
+from feeder.workers.sources.steps.rows import Traits, apply
+from feeder.workers.sources.stores.reading import Columns, Records
+from feeder.workers.stream.batch import Call
+
+
+def why_not(source: Any) -> str:
+    """Why the run of a fetch function cannot be edited; empty if it can."""
+    if not isinstance(source, Source):
+        return (
+            "edits are for sources of feeder.sources, and this is a fetch function of your own: "
+            "without an edit, devices, threads, buffers and epochs may be others"
+        )
+    traits = source.traits
+    if traits.walks:
+        return "a mixture by tokens, or of packed or filtered sources"
+    if traits.one_per_call or traits.is_last:
+        return f"{source.kind}, whose rows are not one for each record"
+    if traits.may_skip:
+        return "records that a filter or on_error='skip' may leave out"
+    if not source._order(0).is_computed:
+        return "a shuffle of order='dali'"
+    return ""
+
+
+# ---- How a source is read whose set of records changes
+
+
+class _Core(NamedTuple):
+    """A source whose set of records may change: an order of all records of a store."""
+
+    plan: OrderPlan
+    base: Source
+    """The records of the store as they lie."""
+
+
+def _core(source: Source) -> _Core | None:
+    """A source as an order of a store's records; None if it is anything else."""
+    plan, below = source._plan, source.records
+    if plan.order == "dali" and not plan.in_sequence:
+        return None
+    base = source
+    while True:
+        if isinstance(below, Routed) and isinstance(below.route, Excluding):
+            (below,) = below.parts
+        if not isinstance(below, Source):
+            break
+        if not below._plan.in_sequence:
+            return None
+        base, below = below, below.records
+    # Of parts that follow one another none has an end that could grow.
+    return None if _is_whole(below) else _Core(plan, base)
+
+
+def _is_whole(records: Any) -> bool:
+    parts = getattr(records, "parts", ())
+    return isinstance(records, Routed) or len(parts) > 1 or any(map(_is_whole, parts))
+
+
+def _changing(core: _Core, sets: Sequence[Selection], changes: Sequence[Change]) -> Source:
+    """The source whose records are those of `sets[i]` up to `changes[i]`."""
+    source = copy.copy(core.base)
+    plan = {field.name: getattr(core.plan, field.name) for field in fields(OrderPlan)}
+    source._plan = EditedPlan(**plan, sets=tuple(sets), changes=tuple(changes))
+    source._orders, source._lock, source._ahead = {}, Lock(), None
+    return source
+
+
+class Gone:
+    """The records of a source that has been taken out and is not given any more."""
+
+    skipped = 0
+    may_skip = False
+    traits = Traits()
+
+    def __init__(self, name: str) -> None:
+        self.kind = name
+
+    def __len__(self) -> int:
+        return 1
+
+    def read(self, indices: Numbers, call: Call) -> Columns:
+        """Raises `ResumeError`."""
+        raise ResumeError(
+            f"the source {self.kind!r} has been taken out by an edit, and these are records of "
+            f"before it: give it to mix with weight 0, as {{{self.kind!r}: (source, 0)}}"
+        )
+
+    def name(self, index: int) -> str:
+        """What it calls a record."""
+        return f"record {index}"
+
+    def origins(self, indices: Numbers, call: Call) -> NoReturn:
+        """Raises `ConfigError`."""
+        raise ConfigError(
+            f"the source {self.kind!r} has been taken out by an edit, and which of its records came"
+            f" is known with it alone: give it to mix with weight 0"
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+
+class _EditedRecords(Routed):
+    """The records of all chapters. `seeds` are of each source its seeds, from which pass on."""
+
+    def __init__(
+        self, parts: Sequence[Records], route: EditedRoute, tags: Sequence[str | None],
+        seeds: Sequence[Sequence[tuple[int, int]]],
+    ) -> None:  # fmt: skip
+        super().__init__("mix" if tags[0] else parts[0].kind, parts, route, tags)
+        self.seeds = seeds
+
+    def _own(self, part: int, call: Call) -> Call:
+        seed = next(s for first, s in reversed(self.seeds[part]) if first <= call.epoch)
+        return super()._own(part, call._replace(seed=seed))
+
+    def applied(self, step: Callable[[Records], Records]) -> _EditedRecords:
+        """The same with a step below it."""
+        parts = [apply(step, part) for part in self.parts]
+        return _EditedRecords(parts, self.route, self.tags, self.seeds)  # type: ignore[arg-type]
+
+
+class Edited(Source):
+    """A source whose run has been edited: `given` from the last edit on. Never changes."""
+
+    records: Any
+
+    def __init__(
+        self, given: Source, edits: Sequence[Edit], now: Settings, history: Sequence[Any]
+    ) -> None:
+        """`history` is what `describe` says of the edits."""
+        self.given, self._history = given, history
+        self.run = run = Run(edits, now)
+        records = _EditedRecords(
+            [self._part(name, run.chapters) for name in run.names],
+            run.route,
+            [name or None for name in run.names],
+            [self._seeds(name, run.chapters) for name in run.names],
+        )
+        super().__init__(records)
+
+    def _given(self, name: str) -> Any:
+        """The source of a name that the user gives; None if none is given."""
+        if not name:
+            return self.given
+        if not isinstance(self.given, Mixture):
+            return None
+        records: Any = self.given.records
+        parts = dict(zip(map(str, records.tags), records.parts, strict=True))
+        return parts.get(name) or {str(k): v for k, v in self.given.unread.items()}.get(name)
+
+    def _part(self, name: str, chapters: Sequence[Settings]) -> Records:
+        given = self._given(name)
+        sets: list[Selection] = []
+        changes: list[Change] = []
+        for number, one in enumerate(chapters):
+            if (part := one.parts.get(name)) is None:
+                continue
+            if sets and part.selection != sets[-1]:
+                at = self.run.edits[number - 1].standings[name]
+                changes.append(Change(at.epoch, at.position))
+            if not sets or part.selection != sets[-1]:
+                sets.append(part.selection)
+        if given is None:
+            return Gone(name)
+        last = next(one.parts[name] for one in reversed(chapters) if name in one.parts)
+        mine = part_of_fields(given.describe())[0]
+        if mine.kept != last.kept or not mine.selection.follows(last.selection):
+            raise ResumeError(
+                f"the source {name!r} is another than the one that the run has read before"
+            )
+        if sets == [mine.selection]:
+            return given  # type: ignore[no-any-return]
+        core = _core(given)
+        if core is None:
+            refuse(
+                f"grown or excluded records of {name or 'the source'!r}: a source of one store can "
+                "change, shuffled or not, and no composition of sources"
+            )
+        return _changing(core, sets, changes)
+
+    def _seeds(self, name: str, chapters: Sequence[Settings]) -> list[tuple[int, int]]:
+        """The seeds of a source, and the pass from which on each counts: a pass that has begun
+        keeps its own."""
+        seeds: list[tuple[int, int]] = []
+        for number, one in enumerate(chapters):
+            at = self.run.edits[number - 1].standings.get(name) if number else None
+            if not seeds and (name in one.parts or at):
+                seeds = [(0, one.seed)]
+            elif at is not None and one.seed != seeds[-1][1]:
+                seeds.append((at.epoch + (at.position > 0), one.seed))
+        return seeds
+
+    # ---- as a source
+
+    def _span(self, call: Call) -> tuple[int, int]:
+        return self.run.rows_of(call.epoch, call.index)
+
+    def indices(self, call: Call) -> Numbers:
+        """The numbers of a call's records in the epoch.
+
+        Raises:
+            StopIteration: the call lies behind the end of its epoch.
+        """
+        start, stop = self._span(call)
+        if start >= stop:
+            raise StopIteration
+        return np.arange(start, stop, dtype=np.int64)
+
+    def carrying(self) -> Source:
+        """Not had: `last_batch="carry"` is refused before."""
+        raise NotImplementedError
+
+    def rows(self, epoch: int, batch_size: int) -> int:
+        """Rows of an epoch: see `Run.rows`."""
+        return self.run.rows(epoch, batch_size)
+
+    @property
+    def num_turns(self) -> int:
+        """Not told: epochs differ, and do not come again."""
+        raise NotImplementedError
+
+    def positions_of(self, name: str, records: Numbers, epoch: int) -> Numbers:
+        """Where records of a source come in a pass."""
+        number = self.run.names.index(name)
+        source: Any = self.records.parts[number]
+        seed = self.records._own(number, Call(0, epoch, 0, 1, 0)).seed
+        positions: Numbers = source._order(seed).find(epoch, records)
+        return positions
+
+    def read_of_sources(self, call: Call) -> dict[str, dict[str, Any]]:
+        """What has been read of each source of a mixture in the epoch, up to the end of a call."""
+        names = self.run.names
+        if names == ("",):
+            return {}
+        counts = self.run.route.counts(self._span(call)[1], call.epoch).tolist()
+        return {
+            name: {"rows": num, "tokens": None, "skipped": 0}
+            for name, num in zip(names, counts, strict=True)
+        }
+
+    def as_it_was(self) -> None:
+        """An edited run has had one format only."""
+        return
+
+    def describe(self) -> dict[str, Any]:
+        """What the source says that is given now, and the edits."""
+        return {**self.given.describe(), "history": self._history}
+
+
+# ---- An edit is made
+
+
+def edit_at(
+    run: Run,
+    given: Source,
+    now: Settings,
+    note: str,
+    *,
+    epoch: int,
+    call: int,
+    record: int,
+    step: int,
+) -> Edit:
+    """The edit that makes a run go on with a source, from a record of an epoch on: with that call,
+    and with that batch. Raises `ConfigError` if the source cannot go on so."""
+    was = run.settings
+    same_records = (was.seed, was.mix_seed, was.blocks, was.parts) == (
+        now.seed, now.mix_seed, now.blocks, now.parts,
+    )  # fmt: skip
+    standings = dict(run.edits[-1].standings) if run.edits else {}
+    for number, at in run.route.standing(record, epoch).items():
+        standings[run.names[number]] = at
+    edit = Edit(epoch, call, record, step, note, standings, None, was)
+    if same_records:
+        return edit
+    begins = epoch if now.mode != "repeat" else 0
+    for name, part in now.parts.items():
+        known = standings.get(name)
+        size = len(part.selection)
+        if known is None:
+            standings[name] = Standing(begins, 0, size)
+        elif known.epoch < epoch and now.mode != "repeat" and known.position >= known.length:
+            # It was taken out when all of it had come.
+            standings[name] = Standing(epoch, 0, size)
+    draft = Edited(given, [*run.edits, edit._replace(rest=())], now, ())
+    for name in now.parts:
+        at, source = standings[name], draft.records.parts[draft.run.names.index(name)]
+        plan = getattr(source, "_plan", None)
+        if isinstance(plan, EditedPlan) and at.epoch >= plan.changes[-1].epoch:
+            number = draft.run.names.index(name)
+            own = draft.records._own(number, Call(0, at.epoch, 0, 1, 0))
+            order = plan.make(own.seed)
+            assert isinstance(order, EditedOrder)
+            standings[name] = at._replace(length=order.length(at.epoch))
+    return edit._replace(rest=_rest(given, now, standings, record))
+
+
+def _rest(
+    given: Source, now: Settings, standings: Mapping[str, Standing], record: int
+) -> Sequence[Any]:
+    """The blocks of the rest of an epoch, as `describe` tells them."""
+    if not now.blocks:
+        return ()
+    left = [standings[name].length - standings[name].position for name in now.parts]
+    if now.mode == "repeat":
+        left = [max(1, num) for num in left]
+    records: Any = given.records
+    steps = [(max(0, start - record), weights) for start, weights in records.route.steps]
+    current = max(i for i, (start, _) in enumerate(steps) if start == 0)
+    try:
+        route = MixRoute.made(
+            tuple(now.parts), tuple(left), tuple(steps[current:]), now.mode, now.mix_seed
+        )
+    except ConfigError:
+        return ()
+    return [segment.describe() for segment in route.segments]
