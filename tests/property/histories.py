@@ -81,6 +81,12 @@ class Made:
     known: dict[str, Data] = field(default_factory=dict)
     """Sources that have been taken out, as they were then."""
 
+    @property
+    def shares(self) -> dict[str, int]:
+        """The weights, in the smallest numbers."""
+        common = gcd(*self.weights.values())
+        return {name: weight // common for name, weight in self.weights.items()}
+
     def source(self, *, all_known: bool) -> Any:
         if PLAIN in self.parts:
             return self.parts[PLAIN].source()
@@ -226,7 +232,7 @@ class Model:
         """From here on the run is made of this."""
         was = self.made
         # Another order of the same sources is another mixture.
-        then, now = ([*m.parts.items(), m.weights, m.seed] for m in (was, made))
+        then, now = ([*m.parts.items(), m.shares, m.seed] for m in (was, made))
         if then == now:
             self.made = made
             return
@@ -383,7 +389,7 @@ class History:
         if edits and self.state is not None:
             for _ in range(self.draw.randint(1, 2)):
                 kind, edited = draw_edit(self.draw, made)
-                if self._has_batches(edited):
+                if self._has_batches(self._sized(edited)):
                     made = edited
                     self.done[kind] += 1
             more["edit"] = f"edit {sum(self.done.values())}"

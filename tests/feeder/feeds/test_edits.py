@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from feeder import sources
 from feeder.cli import main
 from feeder.errors import ConfigError, ResumeError
 from feeder.state.snapshot import Snapshot
+from served import one_thread, reading, serving
 
 FIRSTS = {"web": 0, "code": 10_000, "books": 20_000}
 
@@ -271,3 +273,52 @@ def test_a_snapshot_of_a_function_has_no_start() -> None:
         next(c["train"])
         with pytest.raises(ResumeError, match="begin it without a position"):
             Snapshot(c.snapshot().states).at_start()
+
+
+def rounds(make: Any, num: int, position: Any, rounds: int = 3) -> tuple[dict[int, Any], Any]:
+    """Some rounds of a served feed of so many queues, by step, and the state of its first
+    consumer, which is of the middle of the last round."""
+    rows, states = {}, []
+    with serving(make, queues=num) as server, ExitStack() as stack:
+        consumers = [
+            stack.enter_context(reading(server, queue=i, resume=position)) for i in range(num)
+        ]
+        for _ in range(rounds):
+            for consumer in consumers:
+                batch = next(consumer)
+                rows[batch.step] = batch["x"].tolist()
+        states = [consumer.state_dict() for consumer in consumers]
+    return rows, states[0]
+
+
+@pytest.mark.served
+def test_servers_edit_with_any_number_of_queues_and_refuse_another_history() -> None:
+    def served(edit: str | None = None, **weights: Any) -> Any:
+        return lambda: feed(mixed("repeat", **weights), edit=edit, epochs=None)
+
+    with one_thread():
+        first, before = rounds(served(web=7, code=3), 3, None)
+        second, after = rounds(served("more code", web=1, code=1), 2, before)
+        third, _ = rounds(served(web=1, code=1), 4, after)
+        rows = first | second | third
+        with (
+            serving(served(web=1, code=1), queues=2) as server,
+            reading(server, queue=0, resume=after),
+            pytest.raises(ResumeError, match="run with 0 edits, and the feed is one with 1 edit"),
+        ):
+            feeder.connect(server.address, queue=1, resume=before)
+    assert sorted(rows) == list(range(9 + 6 + 12))
+    start = Snapshot.from_bytes(after["feeder"]).at_start()
+    whole, _ = read(mixed("repeat", web=1, code=1), len(rows), start, epochs=None)
+    assert whole == [rows[step] for step in range(len(rows))]
+
+
+@pytest.mark.process
+def test_processes_give_the_rows_of_threads() -> None:
+    _, state = read(mixed(web=7, code=3), 5)
+    told = {}
+    for executor in ("processes:2", None):
+        told[executor], _ = read(
+            mixed(web=1, code=1), 8, state, edit="more code", executor=executor
+        )
+    assert told["processes:2"] == told[None]
