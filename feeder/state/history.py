@@ -43,15 +43,19 @@ _EDITABLE = "weights and schedule of a mixture, its sources, records that are ad
 
 def pack(edits: Sequence[Edit], now: Settings) -> list[Any]:
     """Edits as plain values, which fit what a run is made of now."""
-    chapters = [*(edit.was for edit in edits), now]
+    from feeder.workers.sources.chapters import left_of, short
+
+    chapters = [
+        *(e.was._replace(blocks=short(e.was.blocks, _sizes(e.was), e.was.mode)) for e in edits), now
+    ]  # fmt: skip
     names = list(dict.fromkeys(name for one in chapters for name in one.parts))
     packed = [
         [
             edit.epoch, edit.call, edit.record, edit.step, edit.note,
             [list(edit.standings[name]) if name in edit.standings else None for name in names],
-            edit.rest, _packed(edit.was, after),
+            short(edit.rest, left_of(after, edit.standings), after.mode), _packed(was, after),
         ]
-        for edit, after in zip(edits, chapters[1:], strict=True)
+        for edit, was, after in zip(edits, chapters[:-1], chapters[1:], strict=True)
     ]  # fmt: skip
     return [FORMAT, names, packed]
 
@@ -88,13 +92,17 @@ def unpack(history: Any, now: Settings) -> list[Edit]:
                 for name, (size, kept, data, excluded) in told.pop("parts", {}).items()
             }
             own = told.pop("names", list(now.parts))
+            standings = {n: Standing(*s) for n, s in zip(names, at, strict=True) if s is not None}
             # What was before the edit; this is the chapter after the edit before.
             now = now._replace(parts={n: parts.get(n) or now.parts[n] for n in own}, **told)
-            standings = {n: Standing(*s) for n, s in zip(names, at, strict=True) if s is not None}
             edits.insert(0, Edit(epoch, call, record, step, note, standings, rest, now))
         return edits
-    except (TypeError, ValueError, KeyError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ResumeError(f"the history of the run cannot be read: {error}") from error
+
+
+def _sizes(one: Settings) -> list[int]:
+    return [len(part.selection) for part in one.parts.values()]
 
 
 def settings_in(fingerprint: Mapping[str, Any]) -> Settings:
@@ -135,16 +143,19 @@ def go_on(given: Positions, state: StreamState) -> Resume:
 def with_history(given: Positions, history: Any) -> Positions:
     """The positions of a stream whose run has this history. Raises `ResumeError`."""
     now = settings_in(given.fingerprint)
-    return _edited(given, given.config.stream.fetch, unpack(history, now), now)
+    return _edited(given, unpack(history, now), now, history)
 
 
-def _edited(given: Positions, source: Any, edits: Sequence[Edit], now: Settings) -> Positions:
-    """The positions of a stream whose run has been edited so."""
+def _edited(
+    given: Positions, edits: Sequence[Edit], now: Settings, history: Sequence[Any]
+) -> Positions:
+    """The positions of a stream whose run has been edited so: `history` is that as values."""
     from feeder.state.positions import Positions
     from feeder.workers.sources.edited import Edited
 
     check_can_be_edited(given.config)
-    fetch = Edited(source, edits, now, pack(edits, now))
+    source: Any = given.config.stream.fetch
+    fetch = Edited(source, edits, now, history)
     return Positions(given.config.with_fetch(fetch)._replace(edit=None), given.number)
 
 
@@ -177,7 +188,7 @@ def edit(given: Positions, state: StreamState, note: str) -> Resume:
         run, fetch, now, note,
         epoch=cut.position.epoch, call=cut.position.calls[0], record=record, step=cut.step,
     )  # fmt: skip
-    owner = _edited(given, fetch, [*edits, made], now)
+    owner = _edited(given, [*edits, made], now, pack([*edits, made], now))
     _tell(given.config.name, made, now, _came(given, edits, made, now))
     return Resume(
         cut=replace(cut, encode=owner.id.encode), rows=state.rows, columns=state.columns,
@@ -381,6 +392,8 @@ def _not_appended(old: Mapping[str, Any], new: Mapping[str, Any], *, is_same: bo
 
 def changes(was: Settings, now: Settings) -> list[str]:
     """What differs, in words."""
+    from feeder.workers.sources.chapters import weights_of
+
     told = [
         f"{what} {old} -> {new}"
         for what, old, new in (
@@ -401,8 +414,14 @@ def changes(was: Settings, now: Settings) -> list[str]:
         num = part.selection.num_excluded - old.selection.num_excluded
         if num:
             told.append(f"{num} records of {what} are excluded")
-    if list(was.blocks) != list(now.blocks):
-        told.append(f"blocks {was.blocks} -> {now.blocks}")
+    if was.blocks and now.blocks:
+        before, after = (
+            dict(zip(one.parts, weights_of(one.blocks), strict=True)) for one in (was, now)
+        )
+        if before != after:
+            told.append(f"weights {before} -> {after}")
+        elif not told and list(was.blocks) != list(now.blocks):
+            told.append("another schedule")
     return told
 
 
@@ -412,7 +431,7 @@ def changes(was: Settings, now: Settings) -> list[str]:
 def chapters_of(state: StreamState) -> list[dict[str, Any]]:
     """What the run of a state was made of, from step to step, as plain values; by numbers alone.
     Raises `ConfigError` if it is a run that cannot be edited."""
-    from feeder.workers.sources.chapters import Run
+    from feeder.workers.sources.chapters import Run, weights_of
 
     now = settings_in(state.fingerprint)
     run = Run(unpack(state.fingerprint.get(HISTORY, [FORMAT, [], []]), now), now)
@@ -430,7 +449,7 @@ def chapters_of(state: StreamState) -> list[dict[str, Any]]:
         since, until = places[number], places[number + 1]
         # A replayed run may stand before its edits.
         read = run.read(since, min(until, places[-1])) if since < places[-1] else {}
-        weights = [int(n) for n in one.blocks[0][2:]] if one.blocks else [1]
+        weights = weights_of(one.blocks) if one.blocks else [1]
         told.append({
             "note": notes[number],
             "from_step": steps[number],

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -21,7 +23,7 @@ import xxhash
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.mixture import MixRoute
-from feeder.workers.sources.orders.blocks import OnExhausted, described_segments
+from feeder.workers.sources.orders.blocks import OnExhausted, Step, described_segments
 from feeder.workers.sources.orders.edited import Numbers, Ranges, Selection
 from feeder.workers.sources.steps.routed import Places
 from feeder.workers.stream.batch import Call
@@ -58,7 +60,8 @@ class Settings(NamedTuple):
     mix_seed: int | None
     """The seed of the mixture's own, if it has one."""
     blocks: Sequence[Any]
-    """The blocks of an epoch, as `MixRoute.describe` tells them; none if it is no mixture."""
+    """The blocks of an epoch, as `MixRoute.describe` tells them, or as `short` does; none if it is
+    no mixture."""
     parts: Mapping[str, Part]
     """The sources, in the order of the mixture; one without a name if it is none."""
 
@@ -95,6 +98,8 @@ class Edit(NamedTuple):
     """What the run was made of before it."""
 
 
+WEIGHTS = "w"
+"""Begins blocks that are told by their weights."""
 _ORDER = ("shard_id", "num_shards", "stick_to_shard", "pad_last_batch", "shuffle", "seed", "window",
           "initial_fill")  # fmt: skip
 _PLAIN = {"shard_id": 0, "num_shards": 1, "stick_to_shard": False, "pad_last_batch": False,
@@ -178,11 +183,30 @@ def refuse(what: str) -> NoReturn:
 
 
 def route_of(one: Settings, blocks: Sequence[Any], lengths: Sequence[int]) -> MixRoute | None:
-    """The mixture of blocks that `describe` told; None if it is no mixture."""
-    if not one.blocks:
+    """The mixture of blocks that `describe` told, or that `short` did; None if it is no mixture."""
+    if not blocks:
         return None
+    if blocks[0] == WEIGHTS:
+        blocks = _long(blocks, lengths, one.mode)
     segments = described_segments(blocks, len(one.parts))
     return MixRoute(tuple(one.parts), tuple(lengths), segments, one.mode, one.mix_seed)
+
+
+def short(blocks: Any, lengths: Sequence[int], mode: OnExhausted) -> Any:
+    """Blocks, or the weights alone if they follow from these."""
+    if not blocks or len(blocks) < 2 or blocks[0] == WEIGHTS:
+        return blocks
+    told = [WEIGHTS, *weights_of(blocks)]
+    return told if _long(told, lengths, mode) == [list(one) for one in blocks] else blocks
+
+
+def _long(told: Sequence[Any], lengths: Sequence[int], mode: OnExhausted) -> list[list[Any]]:
+    return blocks_of([(0, [Fraction(one) for one in told[1:]])], lengths, mode)
+
+
+def weights_of(blocks: Sequence[Any]) -> list[int]:
+    """The weights that blocks begin with."""
+    return [int(one) for one in (blocks[1:] if blocks[0] == WEIGHTS else blocks[0][2:])]
 
 
 def rest_of(one: Settings, edit: Edit) -> MixRoute | None:
@@ -194,6 +218,24 @@ def rest_of(one: Settings, edit: Edit) -> MixRoute | None:
     route = route_of(one, edit.rest, [edit.standings[name].length for name in one.parts])
     assert route is not None
     return MixRoute(route.names, route.lengths, route.segments, route.on_exhausted, key)
+
+
+def left_of(one: Settings, standings: Mapping[str, Standing]) -> list[int]:
+    """How many records are left of the pass that each source of a chapter begins in. One that is
+    read again and again has one at least: the next pass's first."""
+    left = [standings[name].length - standings[name].position for name in one.parts]
+    return [max(1, num) for num in left] if one.mode == "repeat" else left
+
+
+def blocks_of(steps: Sequence[Step], lengths: Sequence[int], mode: OnExhausted) -> list[list[Any]]:
+    """The blocks of an epoch of so many records of each source, as `describe` tells them; none if
+    it has no record."""
+    names = tuple(map(str, range(len(lengths))))
+    try:
+        route = MixRoute.made(names, tuple(lengths), tuple(steps), mode, None)
+    except ConfigError:
+        return []
+    return [segment.describe() for segment in route.segments]
 
 
 # ---- Which record comes where
@@ -210,14 +252,24 @@ class Chapter:
     seed: int
     parts: Numbers
     """The number of each of its sources among all that the run has had."""
-    route: MixRoute | None
-    """Of a whole epoch; None if it is no mixture."""
-    rest: MixRoute | None
-    """Of the rest of the epoch that it begins in; None if nothing is left of it."""
+    settings: Settings
+    edit: Edit | None
+    """What it begins with; None for the first one."""
     standings: tuple[Standing, ...]
     """Where each of its sources stands at its beginning."""
     sizes: tuple[int, ...]
     """Records of a pass of each from then on."""
+
+    # Made when they are wanted: a run that goes on needs those of its last chapter.
+    @cached_property
+    def route(self) -> MixRoute | None:
+        """Of a whole epoch; None if it is no mixture."""
+        return route_of(self.settings, self.settings.blocks, self.sizes)
+
+    @cached_property
+    def rest(self) -> MixRoute | None:
+        """Of the rest of the epoch that it begins in; None if nothing is left of it."""
+        return None if self.edit is None else rest_of(self.settings, self.edit)
 
     def size(self, epoch: int) -> int:
         """Records of an epoch, those of chapters before included."""
@@ -387,8 +439,8 @@ class Run:
                     record=edit.record if edit else 0,
                     seed=one.seed,
                     parts=np.array([self.names.index(name) for name in names]),
-                    route=route_of(one, one.blocks, sizes),
-                    rest=rest_of(one, edit) if edit else None,
+                    settings=one,
+                    edit=edit,
                     standings=standings,
                     sizes=sizes,
                 )

@@ -22,10 +22,12 @@ from feeder.workers.sources.chapters import (
     Run,
     Settings,
     Standing,
+    blocks_of,
+    left_of,
     part_of_fields,
     refuse,
 )
-from feeder.workers.sources.mixture import MixRoute, Mixture
+from feeder.workers.sources.mixture import Mixture
 from feeder.workers.sources.orders.edited import (
     Change,
     EditedOrder,
@@ -341,16 +343,7 @@ def _rest(
     """The blocks of the rest of an epoch, as `describe` tells them."""
     if not now.blocks:
         return ()
-    left = [standings[name].length - standings[name].position for name in now.parts]
-    if now.mode == "repeat":
-        left = [max(1, num) for num in left]
     records: Any = given.records
     steps = [(max(0, start - record), weights) for start, weights in records.route.steps]
     current = max(i for i, (start, _) in enumerate(steps) if start == 0)
-    try:
-        route = MixRoute.made(
-            tuple(now.parts), tuple(left), tuple(steps[current:]), now.mode, now.mix_seed
-        )
-    except ConfigError:
-        return ()
-    return [segment.describe() for segment in route.segments]
+    return blocks_of(steps[current:], left_of(now, standings), now.mode)
