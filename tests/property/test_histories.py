@@ -13,7 +13,7 @@ from property.histories import KINDS, run
 pytestmark = pytest.mark.timeout(600)  # of many histories
 
 
-@pytest.mark.parametrize("first", range(0, 40 if parts.is_full else 8, 4))
+@pytest.mark.parametrize("first", range(0, 100 if parts.is_full else 16, 4))
 def test_histories_are_those_of_the_model(first: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "feeder")
     done = sum((run(seed, most_edits=8) for seed in range(first, first + 4)), Counter[str]())

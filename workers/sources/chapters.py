@@ -215,7 +215,7 @@ def rest_of(one: Settings, edit: Edit) -> MixRoute | None:
         return None
     seed = one.seed if one.mix_seed is None else one.mix_seed
     key = xxhash.xxh3_64_intdigest(f"{seed}/edit/{edit.record}".encode())
-    route = route_of(one, edit.rest, [edit.standings[name].length for name in one.parts])
+    route = route_of(one, edit.rest, left_of(one, edit.standings))
     assert route is not None
     return MixRoute(route.names, route.lengths, route.segments, route.on_exhausted, key)
 
