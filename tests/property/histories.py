@@ -260,8 +260,6 @@ class Model:
                 # Behind the others in sequence; among them if it is shuffled.
                 now.any_order = now.any_order or data.order != "in sequence"
         left = {name: self.passes[name].num_left for name in made.parts}
-        if made.mode == "repeat":
-            left = {name: max(1, n) for name, n in left.items()}
         self._blocks, self._block = self._plan(left), Counter()
 
 

@@ -221,10 +221,8 @@ def rest_of(one: Settings, edit: Edit) -> MixRoute | None:
 
 
 def left_of(one: Settings, standings: Mapping[str, Standing]) -> list[int]:
-    """How many records are left of the pass that each source of a chapter begins in. One that is
-    read again and again has one at least: the next pass's first."""
-    left = [standings[name].length - standings[name].position for name in one.parts]
-    return [max(1, num) for num in left] if one.mode == "repeat" else left
+    """How many records are left of the pass that each source of a chapter begins in."""
+    return [standings[name].length - standings[name].position for name in one.parts]
 
 
 def blocks_of(steps: Sequence[Step], lengths: Sequence[int], mode: OnExhausted) -> list[list[Any]]:
