@@ -35,7 +35,7 @@ from feeder.feeds.feed import Feed
 from feeder.ranks import rank_of
 from feeder.service.client.consumer import Consumer
 from feeder.sources import Source
-from feeder.state.snapshot import Snapshot
+from feeder.state.snapshot import HISTORY, Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import step_of
 from feeder.workers.sources.stores.reading import Faults
@@ -283,6 +283,11 @@ class MadeStream:
         self._ranks.check(state)
         self.faults.count(0, found.left_out)
         older = found.owner
+        if older is not None and HISTORY in older.fingerprint:
+            raise ResumeError(
+                "the state is of a run that has been edited, which feeds alone go on with: "
+                "init_data_input_workers, and servers"
+            )
         self._positions = older or self._given
         self._dataset = self._given_dataset.as_it_was() if older else self._given_dataset
         return Mark(Place(cut.epoch, cut.index * self._unit, cut.step), cut.position.marks[0])

@@ -322,3 +322,15 @@ def test_processes_give_the_rows_of_threads() -> None:
             mixed(web=1, code=1), 8, state, edit="more code", executor=executor
         )
     assert told["processes:2"] == told[None]
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "drop"])
+def test_lengths_and_skips_are_those_of_the_edited_run(last_batch: str) -> None:
+    settings: dict[str, Any] = {"epochs": 3, "last_batch": last_batch}
+    before, state = read(mixed(web=7, code=3), 7, **settings)
+    edited: dict[str, Any] = {**settings, "batch_size": 7, "edit": "more code"}
+    rows, _ = read(mixed(web=1, code=1), None, state, **edited)
+    with feed(mixed(web=1, code=1), state, **edited) as coordinator:
+        assert len(coordinator["train"]) == len(before + rows)
+    skipped, _ = read(mixed(web=1, code=1), None, state, skip=20, **edited)
+    assert skipped == rows[20:]
