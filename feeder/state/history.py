@@ -182,6 +182,7 @@ def edit(given: Positions, state: StreamState, note: str) -> Resume:
             f"the position of feed {given.config.name!r} is at step {cut.step}, before an edit at "
             f"step {edits[-1].step} of its own history: edit from a position after it"
         )
+    _check_back(given.config.name, run, now)
     from feeder.workers.sources.edited import edit_at
 
     made = edit_at(
@@ -364,6 +365,18 @@ def _check_parts(feed: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> N
             )
 
 
+def _check_back(feed: str, run: Run, now: Settings) -> None:
+    """Raise `ResumeError` if a source that is put back has other files: of those that it had, the
+    history has a digest alone."""
+    for name in set(now.parts) & set(run.names) - set(run.settings.parts):
+        last = next(one.parts[name] for one in reversed(run.chapters) if name in one.parts)
+        if now.parts[name].data != last.data:
+            raise ResumeError(
+                f"the source {name!r} of feed {feed!r} is put back with other files than it had: "
+                "put it back as it was, and let it grow by an edit after that"
+            )
+
+
 def _why_unlike(what: str, old: Part, new: Part) -> str:
     if new.size < old.size:
         return (
@@ -376,6 +389,8 @@ def _why_unlike(what: str, old: Part, new: Part) -> str:
 def _not_appended(old: Mapping[str, Any], new: Mapping[str, Any], *, is_same: bool) -> str:
     """Why data has not grown at its end; empty if it has."""
     if is_same or old == new:
+        # Older positions do not say in which order files are read.
+        new = {k: v for k, v in new.items() if k in old or k != FILE_ORDER}
         changed = differences(old, new)
         return changed[0] if changed else ""
     for field, told in old.items():

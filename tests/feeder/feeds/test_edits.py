@@ -334,3 +334,33 @@ def test_lengths_and_skips_are_those_of_the_edited_run(last_batch: str) -> None:
         assert len(coordinator["train"]) == len(before + rows)
     skipped, _ = read(mixed(web=1, code=1), None, state, skip=20, **edited)
     assert skipped == rows[20:]
+
+
+def test_a_source_comes_back_with_the_files_that_it_had(tmp_path: Path) -> None:
+    def lines(*names: str) -> Any:
+        for number, name in enumerate(names):
+            text = "".join(f'{{"x": {100 * number + i}}}\n' for i in range(20))
+            (tmp_path / f"{name}.jsonl").write_text(text)
+        return sources.jsonl([tmp_path / f"{name}.jsonl" for name in names], index=tmp_path)
+
+    def with_files(*names: str) -> Any:
+        return sources.mix({"web": (lines("a"), 1), "code": (lines("a", *names), 1)})
+
+    _, state = read(with_files("b"), 3)
+    _, state = read(sources.mix({"web": (lines("a"), 1)}), 1, state, edit="out")
+    for names, why in {("c",): "another than", ("b", "c"): "put back with other files"}.items():
+        with pytest.raises(ResumeError, match=f"the source 'code' .*{why}"):
+            feed(with_files(*names), state, edit="in")
+    rows, _ = read(with_files("b"), None, state, edit="in")
+    assert len(every(rows)) == 60 - 16
+
+
+def test_two_edits_may_lie_at_one_place() -> None:
+    before, state = read(mixed(web=1, code=1), 5)
+    for weights, edit in (({"web": 1}, "out"), ({"web": 2, "code": 1, "books": 1}, "in")):
+        with feed(mixed(**weights), state, edit=edit) as coordinator:
+            state = coordinator.snapshot()
+    after, later = read(mixed(web=2, code=1, books=1), 20, state)
+    assert len(set(every(before + after))) == 25 * 4
+    again, _ = read(mixed(web=2, code=1, books=1), 25, later.at_start())
+    assert again == before + after
