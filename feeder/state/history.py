@@ -9,12 +9,13 @@ alone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from feeder.errors import ConfigError, ResumeError
+from feeder.errors import ConfigError, FeedError, ResumeError
 from feeder.state.fingerprint import differences, fingerprint_digest
 from feeder.state.snapshot import HISTORY, StreamState
 from feeder.state.token import StreamId
@@ -77,7 +78,7 @@ def unpack(history: Any, now: Settings) -> list[Edit]:
     """Edits of plain values. Raises `ResumeError` if there is no sense in them."""
     from feeder.workers.sources.chapters import Edit, Part, Standing
 
-    try:
+    with _sensible():
         number, names, packed = history
         if number != FORMAT:
             raise ResumeError(
@@ -97,6 +98,15 @@ def unpack(history: Any, now: Settings) -> list[Edit]:
             now = now._replace(parts={n: parts.get(n) or now.parts[n] for n in own}, **told)
             edits.insert(0, Edit(epoch, call, record, step, note, standings, rest, now))
         return edits
+
+
+@contextlib.contextmanager
+def _sensible() -> Iterator[None]:
+    """Whoever wrote a history may have written anything."""
+    try:
+        yield
+    except FeedError:
+        raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ResumeError(f"the history of the run cannot be read: {error}") from error
 
@@ -143,7 +153,8 @@ def go_on(given: Positions, state: StreamState) -> Resume:
 def with_history(given: Positions, history: Any) -> Positions:
     """The positions of a stream whose run has this history. Raises `ResumeError`."""
     now = settings_in(given.fingerprint)
-    return _edited(given, unpack(history, now), now, history)
+    with _sensible():
+        return _edited(given, unpack(history, now), now, history)
 
 
 def _edited(
@@ -207,7 +218,8 @@ def _place(
 
     config, name, epochs = given.config, given.config.name, given.config.stream.epochs
     fetch: Any = config.stream.fetch
-    source = Edited(fetch, edits, was, ())
+    with _sensible():
+        source = Edited(fetch, edits, was, ())
     run = source.run
     digest = fingerprint_digest(state.fingerprint)
     cut = given.id._replace(older=(digest,)).decode(state.token, epochs)

@@ -364,3 +364,30 @@ def test_two_edits_may_lie_at_one_place() -> None:
     assert len(set(every(before + after))) == 25 * 4
     again, _ = read(mixed(web=2, code=1, books=1), 25, later.at_start())
     assert again == before + after
+
+
+def test_a_history_without_sense_is_refused_by_name() -> None:
+    _, state = read(mixed(web=1, code=1), 2)
+    _, state = read(mixed(web=1, code=2), 2, state, edit="more code")
+    (one,) = state.states
+    number, names, (edit,) = one.fingerprint["source.history"]
+    wrong: list[Any] = [
+        5,
+        [],
+        [number, names, 7],
+        [number, [], [edit]],
+        [number, names, [edit[:4]]],
+    ]
+    for i in range(8):
+        wrong += [[number, names, [[*edit[:i], value, *edit[i + 1 :]]]] for value in ("x", [1])]
+    for history in [[2, names, [edit]], *wrong]:
+        fingerprint = {**one.fingerprint, "source.history": history}
+        for more in ({}, {"edit": "again"}):
+            try:
+                feed(
+                    mixed(web=1, code=2), Snapshot((one._replace(fingerprint=fingerprint),)), **more
+                )
+            except feeder.FeedError:
+                continue
+            # A note may be any text.
+            assert history[2][0][4] in ("x", [1]) or history[2][0] == edit
