@@ -244,7 +244,7 @@ class Model:
         for name, data in made.parts.items():
             now = self.passes.get(name)  # type: ignore[assignment]
             is_over = now is not None and not now.num_left and now.epoch < self.epoch
-            if now is None or (made.mode != "repeat" and is_over):
+            if now is None or (made.mode != "repeat" and is_over and name not in was.parts):
                 self._next_pass(name, 0 if made.mode == "repeat" else self.epoch)
                 continue
             if now.taken == 0:

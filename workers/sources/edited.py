@@ -322,8 +322,12 @@ def edit_at(
         size = len(part.selection)
         if known is None:
             standings[name] = Standing(begins, 0, size)
-        elif known.epoch < epoch and now.mode != "repeat" and known.position >= known.length:
-            # It was taken out when all of it had come.
+        elif (
+            name not in was.parts and now.mode != "repeat"
+            and known.epoch < epoch and known.position >= known.length
+        ):  # fmt: skip
+            # It was taken out when all of it had come. One that is read, and whose pass of before
+            # has come to its end in this epoch, waits for the next.
             standings[name] = Standing(epoch, 0, size)
     draft = Edited(given, [*run.edits, edit._replace(rest=())], now, ())
     for name in now.parts:

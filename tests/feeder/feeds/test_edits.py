@@ -107,6 +107,16 @@ def test_a_source_goes_on_where_it_stopped_when_it_is_put_back() -> None:
     assert len(came) == 12 + 30
 
 
+def test_a_source_that_is_back_and_done_with_its_pass_waits_for_the_next_epoch() -> None:
+    before, state = read(mixed(web=1, code=1), 6, epochs=3)
+    _, state = read(mixed(web=1), 12, state, epochs=3, edit="out, to the end of the epoch")
+    back, state = read(mixed(web=1, code=3), 20, state, epochs=3, edit="in, for what was left")
+    last, _ = read(mixed(web=1, code=1), 7, state, epochs=3, edit="other weights")
+    told = [sum(row >= 10_000 for row in every(rows)) for rows in (before, back, last)]
+    assert told == [12, 48, 0]
+    assert len({row for row in every(before + back) if row >= 10_000}) == 60
+
+
 def test_all_comes_again_from_the_start() -> None:
     one, state = read(mixed(web=1, code=1), 6)
     two, state = read(mixed(web=1, books=2), 6, state, edit="books for code")
