@@ -47,7 +47,8 @@ def main(prometheus: str) -> int:
         }
         status, web = free_ports(2)
         feeder = [sys.executable, "-m", "feeder", "serve", "--config", "feed.toml"]
-        start(running, [*feeder, "--status", str(status)], environment, folder)
+        kept = ["--checkpoint-dir", f"{folder}/kept", "--checkpoint-every", "1"]
+        start(running, [*feeder, "--status", str(status), *kept], environment, folder)
         running.push(lambda kind, *_: show(folder) if kind else None)
         wait_for(f"http://127.0.0.1:{status}/healthz")
         for queue in ("0", "1"):

@@ -241,6 +241,7 @@ def test_an_index_is_made_once_and_a_warm_cache_asks_for_nothing(
     assert changing.asked == []
 
 
+@pytest.mark.served  # as much work as feeds that are served
 def test_indexes_beside_objects_are_made_once_for_every_host(
     changing: FarServer, tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -282,6 +283,7 @@ def test_indexes_beside_objects_are_made_once_for_every_host(
     assert main(["index", "s3://bucket/tar/000.tar", "--index", str(tmp_path)]) == 0
     assert str(tmp_path) in capsys.readouterr().out
     assert main(["index", "s3://bucket/mds", "--as", "mds"]) == 2
+    blocks_module.blocks_of_this_process(str(tmp_path / "second"), 64 * 4096).close()
 
 
 def test_a_call_of_arrow_files_foresees_its_batches(
