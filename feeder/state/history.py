@@ -363,7 +363,9 @@ def _check_parts(feed: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> N
         (old, old_data), (new, new_data) = part_of_fields(before[name]), part_of_fields(told)
         what = f"the source {name!r} of feed {feed!r}" if name else f"the source of feed {feed!r}"
         if old.kept != new.kept:
-            fields = [k for k in differences(before[name], told) if "size: " not in k]
+            every = differences(before[name], told)
+            # One that is made of others may not grow either.
+            fields = [field for field in every if "size: " not in field] or every
             raise ResumeError(
                 f"{what} is another than it was, which an edit cannot change: {'; '.join(fields)};"
                 " give it another name, as a source that is added"

@@ -401,3 +401,12 @@ def test_a_history_without_sense_is_refused_by_name() -> None:
                 continue
             # A note may be any text.
             assert history[2][0][4] in ("x", [1]) or history[2][0] == edit
+
+
+def test_a_source_that_is_made_of_others_and_has_grown_is_refused_by_its_size() -> None:
+    def joined(size: int) -> Any:
+        return corpus("web", size).concat(corpus("code"))
+
+    _, state = read(joined(60), 5)
+    with pytest.raises(ResumeError, match=r"an edit cannot change: .*size: .*; give it another"):
+        feed(joined(70), state, edit="more web")
