@@ -121,7 +121,7 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         skip=settings["skip"],
         init_fun=settings["init_fun"],
         external_loggers=_loggers(settings["external_loggers"]),
-        edit=settings.get("edit"),
+        edit=settings["edit"],
     )
 
 

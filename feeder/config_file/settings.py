@@ -237,10 +237,14 @@ def _show(table: Table) -> Iterator[str]:
 
 
 _SECRET = re.compile(
-    r"passw|secret|token$|credential|signature|private|sas$|access_?key|api_?key", re.IGNORECASE
+    r"passw|secret|token$|credential|signature|private|connection_string|sas(_key)?$"
+    r"|(access|account|api)_?key", re.IGNORECASE
+)  # fmt: skip
+_IN_URL = re.compile(
+    r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)|(?:(?<=http://)|(?<=https://))[^/@\s]+(?=@)"
+    r"|(?<=[?&])[^=&#\s]+=[^&#\s]*"
 )
-_IN_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)|(?<=[?&])[^=&#\s]+=[^&#\s]*")
-"""A user with a password, and each parameter: a signed URL is as good as a key."""
+"""Who asks, with a password or a token, and each parameter: a signed URL is as good as a key."""
 _MASK = "***"
 
 

@@ -279,6 +279,12 @@ def test_what_is_shown_says_the_same_as_what_was_read() -> None:
     ("given", "told"),
     [
         ('"s3://data/train"', '"s3://data/train"'),
+        ('"s3://bucket/a@b"', '"s3://bucket/a@b"'),
+        ('"https://a_token@host/train"', '"https://***@host/train"'),
+        (
+            '{ account_key = "a", sas_key = "b", connection_string = "c", sas = "d" }',
+            '{ account_key = "***", sas_key = "***", connection_string = "***", sas = "***" }',
+        ),
         ('"https://user:pass@host/train?list=1"', '"https://***@host/train?list=***"'),
         (
             '["https://host/a?X-Amz-Signature=0f&X-Amz-Date=1", "/data/b"]',

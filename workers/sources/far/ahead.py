@@ -13,8 +13,9 @@ from threading import Lock
 
 from feeder.workers.errors import FeedError
 from feeder.workers.forks import call_in_child
-from feeder.workers.sources.far.blocks import Blocks, Waits
+from feeder.workers.sources.far.blocks import Blocks
 from feeder.workers.sources.far.paths import FarPath
+from feeder.workers.sources.far.waits import StoreWaits
 from feeder.workers.stream.batch import Call
 
 _MOST_USES = 1 << 17
@@ -47,7 +48,7 @@ class Ahead:
     def _start(self) -> None:
         """Know nothing; so begins a forked child too, where calls of the parent never end."""
         self._lock = Lock()
-        self.waits = Waits()
+        self.waits = StoreWaits()
         self._of: tuple[int, int] | None = None
         self._reader: object = object()
         self._blocks: set[Blocks] = set()

@@ -20,11 +20,11 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice
 from resource import RLIMIT_NOFILE, getrlimit
-from threading import Condition, Event, Lock, Thread, local
+from threading import Condition, Event, Lock, Thread
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
@@ -43,7 +43,7 @@ from feeder.workers.sources.far.folder import (
 )
 from feeder.workers.sources.far.foresight import FOREVER, Foresight
 from feeder.workers.sources.far.objects import ENDING, RETRY_S, Counts, Known, Objects
-from feeder.workers.stats import Crowd
+from feeder.workers.sources.far.waits import waiting
 
 BLOCK_BYTES = 1 << 20
 """Bytes of a block."""
@@ -94,55 +94,6 @@ _EXIT_S = 2.0
 
 _T = TypeVar("_T")
 logger = logging.getLogger("feeder")
-
-
-class Waits:
-    """Seconds for which calls of one source wait for blocks. Any thread."""
-
-    def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
-        self._lock, self._crowd = Lock(), Crowd()
-        call_in_child(self._start)
-
-    def seconds(self) -> float:
-        """In all, those of calls that wait now included."""
-        return self._crowd.seconds(time.monotonic())
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count those of this thread."""
-        before, _THREAD.waits = _THREAD.waits, self
-        try:
-            yield
-        finally:
-            _THREAD.waits = before
-
-    def change(self, num: int) -> None:
-        """So many threads begin to wait, or, if negative, end."""
-        with self._lock:
-            self._crowd.change(num, time.monotonic())
-
-
-class _Thread(local):
-    waits: Waits | None = None
-    """Those of the call that the thread makes."""
-
-
-_THREAD = _Thread()
-
-
-@contextmanager
-def _waiting() -> Iterator[None]:
-    if (waits := _THREAD.waits) is None:
-        yield
-        return
-    waits.change(1)
-    try:
-        yield
-    finally:
-        waits.change(-1)
 
 
 class _Object(NamedTuple):
@@ -350,7 +301,7 @@ class Blocks:
         numbers, parts = self.blocks(known, start, stop), []
         missing = [n for n in numbers if not self._is_there(one, n)] if len(numbers) > 1 else []
         if mine := [n for n in missing if self._take(n)]:
-            with _waiting():
+            with waiting():
                 self._bring(one, mine, is_waited_for=True)
         for number in numbers:
             begin, end = one.span(number)
@@ -388,12 +339,12 @@ class Blocks:
                     return data
                 # It may be there and not be readable, so nobody asks whether it is there.
                 if coming := self._take(number):
-                    with _waiting():
+                    with waiting():
                         self._bring(one, [number], is_waited_for=True)
             if data is None and coming is not None:
                 has_waited = True
                 try:
-                    with _waiting():
+                    with waiting():
                         data = coming.result(_WAIT_S)
                 except TimeoutError as error:
                     raise StorageError(

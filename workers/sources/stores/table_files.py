@@ -44,6 +44,9 @@ for more memory than there is."""
 class _Files:
     """Files of one schema, whose rows follow one another."""
 
+    part = "row group"
+    """What a group of rows is called there."""
+
     def __init__(
         self,
         paths: Sequence[str],
@@ -164,7 +167,7 @@ class _Files:
 
     def name(self, number: int) -> str:
         file, group = self.places[number]
-        return f"{self.paths[file]!r}, row group {group}"
+        return f"{self.paths[file]!r}, {self.part} {group}"
 
     def describe(self) -> dict[str, Any]:
         return {**told_of_files(self.paths, self._digests), **order_of_files(self.paths)}
@@ -367,6 +370,8 @@ class _MappedBatches:
 class ArrowFiles(_Files):
     """Record batches of Arrow files, mapped. Opened once in each process; read-only after that."""
 
+    part = "record batch"
+
     def __init__(
         self,
         paths: Sequence[str],
@@ -403,13 +408,11 @@ class ArrowFiles(_Files):
     def group(self, number: int) -> Any:
         return self.completed(self._batches.take(number), self.places[number][0])
 
-    def name(self, number: int) -> str:
-        file, batch = self.places[number]
-        return f"{self.paths[file]!r}, record batch {batch}"
-
 
 class ArrowObjects(_Files):
     """Record batches of Arrow files of which some are objects. Opened at the call; read-only."""
+
+    part = "record batch"
 
     def __init__(
         self,
@@ -451,10 +454,6 @@ class ArrowObjects(_Files):
             batches = _MappedBatches(self.columns)
             batches.add([load("pyarrow.ipc", "arrow").open_file(file).get_batch(batch)])
             return self.completed(batches.take(0), file_number)
-
-    def name(self, number: int) -> str:
-        file, batch = self.places[number]
-        return f"{self.paths[file]!r}, record batch {batch}"
 
 
 def _opened(path: str) -> Any:

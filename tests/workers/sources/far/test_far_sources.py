@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -41,7 +41,8 @@ from feeder.errors import ConfigError, ResumeError, StorageError
 from feeder.workers.sources.far import blocks as blocks_module
 from feeder.workers.sources.far import cache as cache_module
 from feeder.workers.sources.far import paths
-from watching import Clock
+from feeder.workers.sources.far.waits import StoreWaits
+from watching import Clock, around
 
 pytestmark = pytest.mark.foreign_sockets
 
@@ -323,20 +324,13 @@ def test_an_epoch_takes_as_long_as_its_link_and_few_requests() -> None:
 def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
     changing: FarServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits, go, clock, of = Event(), Event(), Clock(monkeypatch), blocks_module._waiting
+    waits, go, clock = Event(), Event(), Clock(monkeypatch)
 
     def fault(number: int, path: str, span: Any) -> str:
         go.wait(20)
         return ""
 
-    @contextmanager
-    def waiting() -> Iterator[None]:
-        with of():
-            if blocks_module._THREAD.waits is not None:  # those of a call
-                waits.set()
-            yield
-
-    monkeypatch.setattr(blocks_module, "_waiting", waiting)
+    around(monkeypatch, StoreWaits, "change", after=lambda *_: waits.set())
 
     with feeder.Cache(tmp_path / "cache", 64 * 4096) as cache:
         source = KINDS["jsonl"]("s3://bucket", cache=cache, storage_options=changing.options())
