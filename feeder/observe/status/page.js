@@ -101,7 +101,7 @@ function drawFeed(section, feed, verdict, points, figures) {
   const left = feed.skipped ? `${feed.skipped} records left out` : "";
   const told = [tellExecutor(feed.executor), left, tellStore(feed.store, old?.store, seconds)];
   say(at(section, "executor"), told.filter(Boolean).join("; "));
-  say(at(section, "service"), tellService(feed.service));
+  say(at(section, "service"), tellService(feed));
 }
 
 function tellExecutor(executor) {
@@ -134,11 +134,7 @@ function drawTiles(section, feed, points) {
   say(at(section, "handed"), short(handed));
   say(at(section, "p99"), time(Math.max(0, ...feed.queues.map((queue) => queue.wait_p99_s ?? 0))));
   drawProgress(section, feed.progress, batches);
-  const { checkpoint } = feed;
-  const stored = checkpoint ? `, stored ${time(checkpoint.age_s)} ago` : "";
-  const failed = checkpoint?.failures ? ` (${short(checkpoint.failures)} failed)` : "";
-  const asked = feed.age_s ? `${time(feed.position_age_s)} ago` : "–";
-  say(at(section, "position"), asked + stored + failed);
+  say(at(section, "position"), feed.age_s ? `${time(feed.position_age_s)} ago` : "–");
 }
 
 function drawProgress(section, progress, rate) {
@@ -236,10 +232,12 @@ function bar(cell, share, text) {
   say(cell.querySelector("span"), text);
 }
 
-function tellService(service) {
-  if (!service) return "";
+function tellService({ service, checkpoint }) {
+  const stored = checkpoint
+    ? [`last checkpoint ${time(checkpoint.age_s)} ago`, `checkpoints failed ${checkpoint.failures}`] : [];
+  if (!service) return stored.join(" · ");
   return [
-    `sessions ${service.opened}`, `reopened ${service.reopened}`, `leases taken over ${service.fenced}`,
+    ...stored, `sessions ${service.opened}`, `reopened ${service.reopened}`, `leases taken over ${service.fenced}`,
     `expired ${service.expired}`, `rewinds ${service.rewinds}`, `shared memory ${size(service.arena_bytes)}`,
   ].join(" · ");
 }
