@@ -38,6 +38,12 @@ CAMPAIGNS = {
     "streams": Campaign(
         "draws programs of a feed and its resumes, and compares them with the naive stream",
         "property.campaign", "--examples 2000 --seed {seed}", 60),
+    "schedules": Campaign(
+        "runs small feeds in many schedules of their threads: all with few preemptions, some drawn",
+        "schedules.campaign", "--preemptions 2 --runs 20000 --seed {seed}00000", 60),
+    "schedules-planted": Campaign(
+        "plants bugs of threads: a schedule finds each; exhaustive: takes no seed",
+        "schedules.campaign", "--planted", 30),
     "histories": Campaign(
         "draws runs that are edited and resumed, beside a naive model, and replays them",
         "property.histories", "--histories 1000 --seed {seed}", 90),

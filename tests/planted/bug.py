@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from inspect import unwrap
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType
@@ -43,7 +44,7 @@ class Bug:
     """Node ids of pytest. Each of them, run by itself, has to fail; of a parametrised test one
     case."""
     by: tuple[str, ...] = ()
-    """Who else finds it: `simulation`, `simulation of epochs`, `chaos`."""
+    """Who else finds it: `simulation`, `simulation of epochs`, `chaos`, `schedules`."""
     seed: int | None = None
     """A seed with which the simulator finds it, where one is known."""
 
@@ -132,7 +133,7 @@ def planted(bug: Bug) -> Iterator[None]:
     # Under its bare name a module of the engine would be another one.
     module = importlib.import_module(f"feeder.{name}" if name.startswith("workers.") else name)
     found: Any = attrgetter(bug.symbol)(module)
-    function = found.fget if isinstance(found, property) else found
+    function: Any = unwrap(found.fget if isinstance(found, property) else found)
     code = compile(planted_text(bug), str(ROOT / bug.file), "exec")
     for name in bug.symbol.split("."):
         inner = [one for one in code.co_consts if isinstance(one, CodeType)]
