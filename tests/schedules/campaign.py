@@ -132,7 +132,7 @@ def main() -> int:
         return _find_planted(wish.runs, wish.seed)
     total, began = 0, time.process_time()
     with Runs() as runs:
-        for name in [wish.only] if wish.only else SMALLEST:
+        for name in () if wish.preemptions < 0 else [wish.only] if wish.only else SMALLEST:
             found, num = runs.every(SMALLEST[name], wish.preemptions), runs.num - total
             total = runs.num
             print(

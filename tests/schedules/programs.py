@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -44,6 +45,8 @@ class Program(NamedTuple):
     """An interrupt may come in a read, which is then made again."""
     asks: int = 0
     """So often another thread asks for the position."""
+    keeps: int = 0
+    """So many batches each user looks at again later: nothing was written there meanwhile."""
     told: bool = False
     """Each call has `rows_per_call` rows."""
 
@@ -101,6 +104,7 @@ def drawn(seed: int) -> Program:
         closes_after=draw.randint(0, 2) if fault == "closes" else None,
         interrupts=draw.random() < 0.3,
         asks=draw.choice([0, 0, 1]),
+        keeps=draw.choice([0, 1, 3]),
         told=told,
     )
 
@@ -187,6 +191,7 @@ class _Run:
 
     def _read(self, device: int) -> None:
         program, feed = self._program, self._feed.on(device)
+        kept: deque[np.ndarray] = deque()
         while program.closes_after is None or len(self._rows[device]) < program.closes_after:
             try:
                 batch = self._next(feed)
@@ -196,9 +201,16 @@ class _Run:
                 if program.fails is None or not isinstance(error.__cause__, Boom):
                     raise
                 return
-            self._rows[device].append(tuple(batch["x"].tolist()))
-            if program.devices == 1 and (step := self._ask()) != batch.step + 1:
-                raise Violation(f"the position after batch {batch.step} says {step}")
+            step, rows = batch.step, self._rows[device]
+            rows.append(tuple(batch["x"].tolist()))
+            kept.append(batch["x"])
+            del batch
+            while len(kept) > program.keeps:
+                if tuple(kept[0].tolist()) != rows[-len(kept)]:
+                    raise Violation(f"a batch was {rows[-len(kept)]}, and is {kept[0]}")
+                kept.popleft()
+            if program.devices == 1 and (told := self._ask()) != step + 1:
+                raise Violation(f"the position after batch {step} says {told}")
 
     def _next(self, feed: feeder.DeviceFeed) -> feeder.Batch:
         world = self._world
@@ -255,7 +267,7 @@ class Checked:
     def _rows_from(self, position: bytes) -> tuple[tuple[tuple[int, ...], ...], ...]:
         again = self.program._replace(
             num_threads=int(self.program.devices > 1), closes_after=None, shaky=None, naps=(),
-            asks=0, interrupts=False,
+            asks=0, keeps=0, interrupts=False,
         )  # fmt: skip
         world = World(lambda steps: 0)
         return world.run(lambda _: _Run(again, world, resume=position).outcome()).rows

@@ -20,7 +20,8 @@ from project import ROOT
 SHARED = (
     "workers.fetch.queue", "workers.fetch.bound", "workers.fetch.fetcher", "workers.fetch.tickets",
     "workers.fetch.threads", "workers.enqueuer", "workers.pipeline", "workers.stream.placement",
-    "devices.host", "feeds.device_feed", "feeds.stream", "waking",
+    "workers.stream.loans", "devices.slots", "devices.host", "feeds.device_feed", "feeds.stream",
+    "waking",
 )  # fmt: skip
 _POINT = "_point_of_a_world"
 
