@@ -31,6 +31,8 @@ COMMANDS = {
     "log": "say what a run was made of, from edit to edit",
     "serve": "serve feeds to consumers in other processes",
     "top": "show what a server's feeds do, and what holds them up",
+    "when": "say at which steps a run has a record",
+    "which": "say which records a step of a run was made of",
 }
 """Every command with its line of help; the module of the same name is in this package."""
 DEBUG = "--debug"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feeder.errors import ConfigError, ResumeError
 from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.epochs import Epoch
-from feeder.feeds.records import Rows, records_of
+from feeder.feeds.records import Asked, Rows, records_of, when
 from feeder.feeds.running import Running
 from feeder.feeds.stream import Stream
 from feeder.observe.figures import AS_GREATEST, FeedFigures
@@ -23,6 +23,9 @@ from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import name_of
 from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
+
+if TYPE_CHECKING:
+    from feeder.workers.sources.stores.reading import Seen
 
 logger = logging.getLogger("feeder")
 
@@ -140,9 +143,24 @@ class Feed:
         Raises `ConfigError` if rows do not follow from numbers, as behind a filter, in packed rows,
         or of a fetch function, and if the feed ends before that step.
         """
+        return records_of(self._asked(), step)
+
+    def when(self, source: str, record: int) -> Iterator[Seen]:
+        """Where a record comes, in the order of steps: an iterator over `sources.Seen`, which has
+        no end if the feed has none. The source is named as `records` names it, "" if there is only
+        one; the record by its number. Nothing is read, and each answer takes as long as any other,
+        but for DALI's shuffles, of which all records of an epoch are looked at. Any thread may call
+        it at any time.
+
+        Raises `ConfigError` as `records` does, for a source or record that there is none of, and
+        for a record that never comes, as one that is excluded.
+        """
+        return when(self._asked(), source, record)
+
+    def _asked(self) -> Asked:
         if len(self._streams) != 1:
             raise ConfigError(f"feed {self.name!r} has {len(self._streams)} streams, expected one")
-        return records_of(self._streams[0].config, step)
+        return self._streams[0].asked()
 
     def stats(self) -> dict[str, Any]:
         """Plain numbers of what the feed has done, in a flat dictionary that any logger takes:

@@ -1,60 +1,108 @@
-"""Which records a batch was made of: arithmetic over the rows that each epoch of a source has.
+"""Which records a batch was made of, and when a record comes: arithmetic over the rows of epochs.
 
 A source's stream follows from numbers, so the batch of any step is found without making those
 before it: the step says which rows of which epoch it has, and the source's order says which records
-lie there. Nothing is read, whether the step is past or to come.
+lie there. The inverse of the order says in which rows a record lies, and so at which steps. Nothing
+is read, whether the step is past or to come; a position alone is enough, which has the description
+of its source.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from feeder.config import FeedConfig
 from feeder.errors import ConfigError
 from feeder.feeds.length import num_batches
+from feeder.state.fingerprint import fingerprint_digest
+from feeder.state.history import described
+from feeder.state.snapshot import StreamState
+from feeder.state.token import StreamId
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.position import Cut
+from feeder.workers.stream.rounds import Dealing
 from feeder.workers.stream.spec import StreamSpec
 
 if TYPE_CHECKING:
     # A feed of a function needs no source.
+    from feeder.config import FeedConfig
     from feeder.workers.sources.source import Source
-    from feeder.workers.sources.stores.reading import Record
+    from feeder.workers.sources.stores.reading import Record, Seen
+
+logger = logging.getLogger("feeder")
 
 Rows: TypeAlias = "tuple[tuple[Record, ...], ...]"
 """The records of each row of a batch."""
 
+_MOST_EPOCHS = 1000
+"""A record that does not come in so many epochs, or in 20 rounds of a source's shards, is looked
+for no longer."""
 
-def records_of(config: FeedConfig, step: int) -> Rows:
+
+class Asked(NamedTuple):
+    """A stream that is asked for its records."""
+
+    name: str
+    stream: StreamSpec
+    num_queues: int
+    first: int
+    """A batch at which a round of the queues begins."""
+    num_batches: float
+    """Batches that are handed out, of all queues together; infinity if nobody knows."""
+
+    @classmethod
+    def of_feed(cls, config: FeedConfig, dealing: Dealing | None) -> Asked:
+        """A stream of a feed, whose batches are dealt out so."""
+        num = len(config.devices)
+        given = math.inf
+        if config.stream.last_round == "drop" and num > 1:
+            each = [num_batches(config, device) for device in range(num)]
+            given = sum(math.inf if one is None else one for one in each)
+        return cls(config.name, config.stream, num, 0 if dealing is None else dealing.start, given)
+
+    def queue(self, step: int) -> int:
+        """The queue that a batch goes to."""
+        return (step - self.first) % self.num_queues
+
+    def step_of(self, step: int, queue: int) -> int:
+        """The batch of a queue, by its number among the batches of that queue."""
+        if not 0 <= queue < self.num_queues:
+            raise ConfigError(f"rank is {queue}, expected 0 to {self.num_queues - 1}")
+        return self.first + _checked("step", step) * self.num_queues + queue
+
+
+def _checked(what: str, number: object) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ConfigError(f"{what} is {number!r}, expected a whole number of at least 0")
+    return number
+
+
+def records_of(asked: Asked, step: int) -> Rows:
     """The records of the rows of the stream's batch of that number. Raises `ConfigError` if they
     do not follow from numbers, or there is no such batch."""
-    if why := _why_unknown(config):
-        raise ConfigError(
-            f"the records of a step of feed {config.name!r} are not known before they are read: "
-            f"{why}; have each record's number as a column of its batches"
-        )
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ConfigError(f"step is {step!r}, expected a whole number of at least 0")
-    source: Any = config.stream.fetch
-    calls = [*_calls(config.stream, source, step)] if _is_given(config, step) else []
+    _check_known(asked)
+    _checked("step", step)
+    source: Any = asked.stream.fetch
+    calls = [*_calls(asked.stream, source, step)] if step < asked.num_batches else []
     if not calls:
         raise ConfigError(f"step is {step}, and the feed has ended before it")
     return tuple(row for call in calls for row in source.records_of(call))
 
 
-def _is_given(config: FeedConfig, step: int) -> bool:
-    """Whether a batch is not left out with a round that is not complete."""
-    num = len(config.devices)
-    if config.stream.last_round != "drop" or num == 1:
-        return True
-    given = [num_batches(config, device) for device in range(num)]
-    return step < sum(math.inf if one is None else one for one in given)
+def _check_known(asked: Asked) -> None:
+    if why := _why_unknown(asked):
+        raise ConfigError(
+            f"the records of a step of feed {asked.name!r} are not known before they are read: "
+            f"{why}; have each record's number as a column of its batches"
+        )
 
 
-def _why_unknown(config: FeedConfig) -> str:
+def _why_unknown(asked: Asked) -> str:
     """Why the records of a batch do not follow from its number; empty if they do."""
-    stream = config.stream
+    stream = asked.stream
     source: Any = stream.fetch
     if not hasattr(source, "records_of"):
         return "rows of a fetch function are its own, and those of sources alone have numbers"
@@ -65,9 +113,35 @@ def _why_unknown(config: FeedConfig) -> str:
         return "batches are made of calls as they come"
     if stream.global_batch_size is not None:
         return "the rows of a batch depend on the number of queues that each run had"
-    if stream.rounds == "epoch" and len(config.devices) > 1:
+    if stream.rounds == "epoch" and asked.num_queues > 1:
         return "rounds end with an epoch"
     return ""
+
+
+# ---- Steps and rows
+
+
+class _Laps(NamedTuple):
+    """What epochs have, which come in laps of equally many."""
+
+    rows: list[int]
+    """Rows of each epoch of a lap."""
+    unit: list[int]
+    """What counts of them: batches, or rows if these flow into the next batch."""
+
+    @classmethod
+    def of(cls, stream: StreamSpec, source: Source) -> _Laps:
+        size = stream.batch_size
+        rows = [source.rows(epoch, size) for epoch in range(source.num_turns)]
+        if stream.last_batch == "carry":
+            return cls(rows, rows)
+        drops = stream.last_batch == "drop"
+        return cls(rows, [num // size if drops else -(-num // size) for num in rows])
+
+    def before(self, epoch: int) -> int:
+        """What all epochs before one have."""
+        laps, turn = divmod(epoch, len(self.unit))
+        return laps * sum(self.unit) + sum(self.unit[:turn])
 
 
 def _calls(stream: StreamSpec, source: Source, step: int) -> Iterator[Call]:
@@ -81,11 +155,7 @@ def _calls(stream: StreamSpec, source: Source, step: int) -> Iterator[Call]:
         if stream.epochs is None or epoch < stream.epochs:
             yield stream.call(epoch, index)
         return
-    # What an epoch has more than the one before: batches, or rows that flow into the next batch.
-    rows = [source.rows(epoch, size) for epoch in range(source.num_turns)]
-    unit = rows if carries else [
-        num // size if stream.last_batch == "drop" else -(-num // size) for num in rows
-    ]  # fmt: skip
+    rows, unit = _Laps.of(stream, source)
     missing, most = size, stream.epochs
     laps, at = divmod(step * (size if carries else 1), max(1, sum(unit)))
     epoch = laps * len(unit)
@@ -100,3 +170,108 @@ def _calls(stream: StreamSpec, source: Source, step: int) -> Iterator[Call]:
         yield stream.call(epoch, 0)._replace(index=index, batch_size=size)
         missing = missing - min(missing, rows[turn] - first) if carries else 0
         epoch, at = epoch + 1, 0
+
+
+# ---- When a record comes
+
+
+def when(asked: Asked, source: str, record: int) -> Iterator[Seen]:
+    """Where a record comes, in the order of steps, without an end if the epochs have none. Raises
+    `ConfigError` if that does not follow from numbers, or if it never comes."""
+    _check_known(asked)
+    fetch: Any = asked.stream.fetch
+    sizes = fetch.sizes_of()
+    if source not in sizes:
+        known = "has one source without a name, ''" if set(sizes) == {""} else f"has {[*sizes]}"
+        raise ConfigError(f"source is {source!r}, and the feed {known}")
+    if _checked("record", record) >= sizes[source]:
+        raise ConfigError(f"record is {record}, and {_of(source)} has {sizes[source]} records")
+    if not fetch.has_inverse:
+        logger.info("all records of an epoch are looked at: DALI's shuffles have no inverse")
+    return _seen(asked, fetch, source, record)
+
+
+def _of(source: str) -> str:
+    return f"source {source!r}" if source else "the source"
+
+
+def _seen(asked: Asked, fetch: Any, source: str, record: int) -> Iterator[Seen]:
+    stream = asked.stream
+    run: Any = getattr(fetch, "run", None)
+    is_out = fetch.leaves_out(source, record, stream.call(0, 0))
+    last = 0 if run is None else max(edit.epoch for edit in run.edits) + 1
+    most = max(_MOST_EPOCHS, 0 if run is not None else 20 * fetch.num_turns)
+    until, found = most, False
+    for epoch in count():
+        if epoch == stream.epochs or epoch >= until or (is_out and epoch > last):
+            break
+        for seen in _seen_in(asked, fetch, source, record, epoch):
+            if seen.step >= asked.num_batches:
+                return
+            until, found = epoch + most, True
+            yield seen
+    if not found:
+        why = "excluded" if is_out else f"not in the first {epoch} epochs"
+        raise ConfigError(f"record {record} of {_of(source)} is {why}: no step has it")
+
+
+def _seen_in(asked: Asked, fetch: Any, source: str, record: int, epoch: int) -> Iterator[Seen]:
+    """Where a record comes in an epoch."""
+    from feeder.workers.sources.stores.reading import Seen
+
+    stream, run = asked.stream, getattr(fetch, "run", None)
+    size, laps = stream.batch_size, None if run is not None else _Laps.of(stream, fetch)
+    call = stream.call(epoch, 0)
+    for at in fetch.rows_of(source, record, call):
+        if laps is None:
+            index = run.call_of_record(epoch, at)
+            step, row = run.step_of(epoch, index, stream.last_batch), at - run.rows_of(epoch, index)[0]
+        elif stream.last_batch == "carry":
+            step, row = divmod(laps.before(epoch) + at, size)
+        else:
+            index, row = divmod(at, size)
+            is_given = index < laps.unit[epoch % len(laps.unit)]
+            step = laps.before(epoch) + index if is_given else None
+        if step is not None:
+            yield Seen(step, row, epoch, asked.queue(step))
+
+
+# ---- A position alone
+
+
+def asked_of(state: StreamState) -> tuple[Asked, Cut]:
+    """The stream that a position is of, without its data, and the place. Raises `ConfigError` if
+    the position does not hold what is needed, `ResumeError` if there is no sense in it."""
+    fields = state.fingerprint
+    cut = StreamId(state.name, state.number, fingerprint_digest(fields)).decode(state.token, None)
+    if "source.source" not in fields:
+        raise ConfigError(
+            f"the position of feed {state.name!r} is of a fetch function, whose rows are its own: "
+            "those of sources alone have numbers"
+        )
+    dealing = cut.dealing or Dealing(0, 1, fields.get("batch_size", 1))
+    stream = _described_stream(fields, dealing)
+    if state.left_out and cut.step:
+        raise ConfigError(
+            f"{len(state.left_out)} records and more have been left out before the position of "
+            f"feed {state.name!r} (on_error='skip'), so that rows do not follow from numbers"
+        )
+    if stream.last_batch == "carry" and cut.position.calls == (0,):
+        # A position of one queue does not hold the number of epochs; if its last batch is short,
+        # the stream has ended there.
+        has_come = _Laps.of(stream, stream.fetch).before(cut.position.epoch)
+        if has_come < cut.step * stream.batch_size:
+            stream = stream._replace(epochs=cut.position.epoch)
+    return Asked(state.name, stream, dealing.num, dealing.start, math.inf), cut
+
+
+def _described_stream(fields: Mapping[str, Any], dealing: Dealing) -> StreamSpec:
+    source: Any = described(fields)
+    fetch = source.carrying() if fields["last_batch"] == "carry" else source
+    return StreamSpec(
+        fetch=fetch, pure=True, cursor=None, seek=None, names=(), axes=(),
+        batch_size=dealing.batch_size, num_workers=1, first_worker_id=0, seed=fields["seed"],
+        epochs=dealing.epochs, last_batch=fields["last_batch"], last_round=fields["last_round"],
+        order=fields["order"], dont_rebatch=fields["dont_rebatch"], repeatable=True,
+        rounds=fields.get("rounds", "stream"), global_batch_size=fields.get("global_batch_size"),
+    )  # fmt: skip

@@ -20,6 +20,7 @@ from feeder.config import FeedConfig
 from feeder.devices.routed import Devices
 from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
 from feeder.feeds.length import progress_of
+from feeder.feeds.records import Asked
 from feeder.observe.figures import (
     Condition,
     FeedFigures,
@@ -155,6 +156,7 @@ class Stream:
     def _build(self) -> None:
         config, encode = self.config, self.positions.id.encode
         resume, turns = self.positions.begin(self._resume)
+        self._dealing = turns.dealing
         self.pipeline = Pipeline(
             config.stream, config.run, config.name, self.queues, self.slots, encode=encode,
             resume=resume, report=self._log_now_and_then, stats=self.counted, turns=turns,
@@ -257,6 +259,10 @@ class Stream:
         self._build()
 
     # ---- what is told
+
+    def asked(self) -> Asked:
+        """The stream as it is asked for its records."""
+        return Asked.of_feed(self.config, self._dealing)
 
     def figures(self, now: float, first_queue: int = 0) -> FeedFigures:
         """The figures of the stream. Its queues are numbered from `first_queue` on."""

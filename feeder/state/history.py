@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from feeder.config import FeedConfig
     from feeder.state.positions import Positions
     from feeder.workers.sources.chapters import Edit, Part, Run, Settings
+    from feeder.workers.sources.source import Source
 
 logger = logging.getLogger("feeder")
 
@@ -129,6 +130,21 @@ def _told(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in fingerprint.items()
         if name.startswith(_SOURCE) and name != HISTORY
     }
+
+
+def described(fingerprint: Mapping[str, Any]) -> Source:
+    """The source that a position describes, with the edits of its run and without data. Raises
+    `ConfigError` if which record comes when does not follow from the description, and
+    `ResumeError` if there is no sense in it."""
+    from feeder.workers.sources.described import described_source
+    from feeder.workers.sources.edited import Edited
+
+    with _sensible():
+        source = described_source(_told(fingerprint))
+        if (history := fingerprint.get(HISTORY)) is None:
+            return source
+        now = settings_in(fingerprint)
+        return Edited(source, unpack(history, now), now, history)
 
 
 # ---- A run goes on

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from math import gcd
 from typing import Any
 
@@ -23,8 +23,9 @@ import numpy as np
 import xxhash
 
 import feeder
-from feeder import sources
-from feeder.state.snapshot import Snapshot
+from feeder import ConfigError, sources
+from feeder.feeds.records import asked_of, records_of
+from feeder.state.snapshot import Snapshot, StreamState
 
 UNIT = 10**6
 """Record r of source k is k * UNIT + r."""
@@ -455,9 +456,36 @@ class History:
                 assert batch["x"].tolist() == self.batches[batch.step], batch.step
             for step in self.draw.sample(sorted(self.batches), min(5, len(self.batches))):
                 if not self.is_global:
-                    told = [record.number for (record,) in feed.records(step)]
-                    assert told == [row % UNIT for row in self.batches[step]], step
+                    self._ask(feed, coordinator.snapshot().states[0], step)
         self.done["replays"] += 1
+
+
+    def _ask(self, feed: Any, state: StreamState, step: int) -> None:
+        """The records of a batch, and when one of them comes, are those that came: the feed says
+        so, and its position, if no source of the run is gone."""
+        rows = [row % UNIT for row in self.batches[step]]
+        told = feed.records(step)
+        assert [one.number for (one,) in told] == rows, step
+        number = self.draw.randrange(len(rows))
+        value, (one,) = self.batches[step][number], told[number]
+        wanted = [
+            (at, row)
+            for at, values in sorted(self.batches.items())
+            for row, other in enumerate(values)
+            if other == value
+        ]
+        last = max(self.batches)
+        seen = [*takewhile(lambda seen: seen.step <= last, feed.when(one.source, one.number))]
+        assert [(seen.step, seen.row) for seen in seen] == wanted, (step, one)
+        try:
+            alone, _ = asked_of(state)
+            again = records_of(alone, step)
+        except ConfigError as error:
+            assert "has been taken out" in str(error)
+            return
+        assert [[one[:3] for one in row] for row in again] == [
+            [one[:3] for one in row] for row in told
+        ]
 
 
 def run(seed: int, *, most_edits: int = 20, each_step: bool = False) -> Counter[str]:

@@ -320,6 +320,49 @@ class Chapter:
             np.where(is_later, more % sizes, positions),
         )
 
+    def passes(self, number: int, epoch: int) -> range:
+        """The passes of one of its sources that an epoch has records of, from its beginning on."""
+        if self.route is None:
+            num = self.size(epoch) - (self.record if epoch == self.epoch else 0)
+        else:
+            route = self.rest if epoch == self.epoch else self.route
+            num = 0 if route is None else route.segments[-1].after[number]
+        if not num:
+            return range(0)
+        ends = np.array([0, num - 1])
+        passes, _ = self._advanced(np.full_like(ends, number), ends, epoch)
+        return range(int(passes[0]), int(passes[1]) + 1)
+
+    def find(self, number: int, in_pass: int, position: int, epoch: int) -> int | None:
+        """Which record of an epoch is that of one of its sources, by its pass and the position
+        there: the inverse of `places`. None if none is."""
+        is_rest = epoch == self.epoch
+        counter = self._counter(number, in_pass, position, epoch)
+        if counter is None or counter < 0:
+            return None
+        first = self.record if is_rest else 0
+        if self.route is None:
+            return first + counter if first + counter < self.size(epoch) else None
+        route = self.rest if is_rest else self.route
+        found = None if route is None else route.record_of(number, counter, self.seed, epoch)
+        return None if found is None else first + found
+
+    def _counter(self, number: int, in_pass: int, position: int, epoch: int) -> int | None:
+        """The number of a record among those of its source, as `_advanced` is given it."""
+        at, is_rest = self.standings[number], epoch == self.epoch
+        if self.route is None or self.route.on_exhausted != "repeat":
+            begun, first = (at.epoch, at.position) if is_rest else (epoch, 0)
+            return position - first if in_pass == begun else None
+        if in_pass < at.epoch:
+            return None
+        counter = position - at.position
+        if in_pass > at.epoch:
+            counter += at.length + (in_pass - at.epoch - 1) * self.sizes[number]
+        if not is_rest:
+            counter -= 0 if self.rest is None else self.rest.segments[-1].after[number]
+            counter -= self.route.segments[-1].after[number] * (epoch - self.epoch - 1)
+        return counter
+
     def counts(self, record: int, epoch: int) -> Numbers:
         """How many records of each of its sources come in an epoch from its beginning on, up to a
         record."""
@@ -380,6 +423,28 @@ class EditedRoute:
             ):
                 to[chosen] = values
         return places
+
+    def passes(self, part: int, epoch: int) -> range:
+        """The passes of a source that an epoch has records of."""
+        each = [
+            chapter.passes(number, epoch)
+            for chapter in self._of(epoch)
+            for number in np.flatnonzero(chapter.parts == part).tolist()
+        ]
+        return range(min((one.start for one in each), default=0),
+                     max((one.stop for one in each), default=0))  # fmt: skip
+
+    def find(self, part: int, in_pass: int, position: int, call: Call) -> int | None:
+        """Which record of the epoch of the call is that of a source, by its pass and the position
+        there. None if none is."""
+        of = self._of(call.epoch)
+        for chapter, end in zip(of, [*(c.record for c in of[1:]), None], strict=True):
+            first = chapter.record if chapter.epoch == call.epoch else 0
+            for number in np.flatnonzero(chapter.parts == part).tolist():
+                found = chapter.find(number, in_pass, position, call.epoch)
+                if found is not None and first <= found and (end is None or found < end):
+                    return found
+        return None
 
     def counts(self, record: int, epoch: int) -> Numbers:
         """Records of each source among the first of an epoch."""
@@ -506,15 +571,32 @@ class Run:
         epoch, call, first = next(one for one in reversed(begins) if one[2] <= step)
         left, last = step - first, self._calls[-1][0]
         while True:
-            asked = next(one[3] for one in reversed(self._calls) if one[:2] <= (epoch, call))
-            rows = self.rows(epoch, asked)
-            num = max(0, (rows // asked if last_batch == "drop" else -(-rows // asked)) - call)
+            num = self._batches(epoch, call, last_batch) - call
             if left < num:
                 return epoch, call + left
             if epoch > last:
                 # From here on all epochs are alike.
                 return epoch + left // max(1, num), left % max(1, num)
             left, epoch, call = left - num, epoch + 1, 0
+
+    def step_of(self, epoch: int, call: int, last_batch: str) -> int | None:
+        """The batch that a call gives: the inverse of `call_of`. None if it gives none."""
+        begins = [(0, 0, 0), *((e.epoch, e.call, e.step) for e in self.edits)]
+        at, first, step = next(one for one in reversed(begins) if one[:2] <= (epoch, call))
+        last = self._calls[-1][0]
+        while at < epoch:
+            # From the second epoch after the last edit on all are alike.
+            num = epoch - at if at > last else 1
+            step += num * (self._batches(at, first, last_batch) - first)
+            at, first = at + num, 0
+        is_given = call < self._batches(epoch, call, last_batch)
+        return step + call - first if is_given else None
+
+    def _batches(self, epoch: int, call: int, last_batch: str) -> int:
+        """The calls of an epoch that give a batch, those of before `call` included."""
+        asked = next(one[3] for one in reversed(self._calls) if one[:2] <= (epoch, call))
+        rows = self.rows(epoch, asked)
+        return max(call, rows // asked if last_batch == "drop" else -(-rows // asked))
 
     def read(self, since: tuple[int, int], until: tuple[int, int]) -> dict[str, int]:
         """How many records of each source lie between two places, each an epoch and a record."""

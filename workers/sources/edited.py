@@ -8,7 +8,7 @@ while all others can. How an edit is made of a run and a source is here, too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from threading import Lock
 from typing import Any, NamedTuple, NoReturn
@@ -136,6 +136,10 @@ class Gone:
             f" is known with it alone: give it to mix with weight 0"
         )
 
+    def places_of(self, source: str, number: int, call: Call) -> NoReturn:
+        """Raises `ConfigError`."""
+        self.origins(np.empty(0, np.int64), call)
+
     def describe(self) -> dict[str, Any]:
         """Nothing."""
         return {}
@@ -261,6 +265,22 @@ class Edited(Source):
     def num_turns(self) -> int:
         """Not told: epochs differ, and do not come again."""
         raise NotImplementedError
+
+    def places_of(self, source: str, number: int, call: Call) -> Iterator[int]:
+        """The records of the call's epoch that are made of a record of a source."""
+        return self.records.places_of(source, number, call)  # type: ignore[no-any-return]
+
+    def leaves_out(self, source: str, number: int, call: Call) -> bool:
+        """Whether a record is excluded by now, or its source taken out."""
+        is_in = any(
+            source == name or source.startswith(f"{name}/") or not name
+            for name in self.run.settings.parts
+        )
+        return not is_in or self.records.leaves_out(source, number, call)
+
+    def rows_of(self, source: str, number: int, call: Call) -> Iterator[int]:
+        """The same: none is repeated."""
+        return self.places_of(source, number, call)
 
     def positions_of(self, name: str, records: Numbers, epoch: int) -> Numbers:
         """Where records of a source come in a pass."""

@@ -182,7 +182,7 @@ def _mixed(
             )
         return Mixture(Walked(parts, [*map(str, names)], steps, on_exhausted, unit))
     shards = tuple(part._plan.sharding for part in parts)
-    lengths = tuple(_length(sharding, on_exhausted) for sharding in shards)
+    lengths = tuple(epoch_length(sharding, on_exhausted) for sharding in shards)
     route = MixRoute.made(names, lengths, tuple(steps), on_exhausted, options.get("seed"), shards)
     mixture = Mixture(Routed("mix", parts, route, names), **options)
     if route.varies:
@@ -202,7 +202,7 @@ def _as_part(source: Any, step: str) -> Source:
     return part
 
 
-def _length(sharding: Sharding, mode: OnExhausted) -> int:
+def epoch_length(sharding: Sharding, mode: OnExhausted) -> int:
     """Records of a source in an epoch; of shards that differ as many as all have, or where a source
     is read again, as the longest one has."""
     if sharding.stick_to_shard:
@@ -411,6 +411,45 @@ class MixRoute:
                 positions[of] = counters[of] - [sharding.offset(number) for number in passes]
         return Places(parts, epochs, positions)
 
+    def passes(self, part: int, epoch: int) -> range:
+        """The passes of a source that an epoch has records of."""
+        if self.on_exhausted != "repeat":
+            return range(epoch, epoch + 1)
+        num = self.segments[-1].after[part]
+        if not num:
+            return range(0)
+        first, last = (self._pass_of(part, n) for n in (num * epoch, num * (epoch + 1) - 1))
+        return range(first, last + 1)
+
+    def _pass_of(self, part: int, count: int) -> int:
+        """The pass of a source that has its record number `count` since the start of the stream."""
+        if self.shards and not self.shards[part].is_even:
+            return self.shards[part].epoch_at(count)
+        return count // self.lengths[part]
+
+    def counter_of(self, part: int, in_pass: int, position: int, epoch: int) -> int:
+        """The number of a record among the epoch's records of its source: the inverse of `places`.
+        It is no number of the epoch's if the epoch does not have the record."""
+        if self.on_exhausted != "repeat":
+            return position
+        is_uneven = self.shards and not self.shards[part].is_even
+        before = self.shards[part].offset(in_pass) if is_uneven else in_pass * self.lengths[part]
+        return before + position - self.segments[-1].after[part] * epoch
+
+    def find(self, part: int, in_pass: int, position: int, call: Call) -> int | None:
+        """Which record of the epoch of the call is that of a source; None if none is."""
+        if self.varies:
+            return self.at(call.epoch).find(part, in_pass, position, call)
+        counter = self.counter_of(part, in_pass, position, call.epoch)
+        return self.record_of(part, counter, call.seed, call.epoch)
+
+    def record_of(self, part: int, counter: int, seed: int, epoch: int) -> int | None:
+        """Which record of an epoch a source's record of that number is: the inverse of `drawn`."""
+        for segment in self.segments:
+            if segment.before[part] <= counter < segment.after[part]:
+                return segment.find(part, counter, self.key(seed, epoch))
+        return None
+
     def key(self, seed: int, epoch: int, tag: str = "") -> int:
         """What the order within the blocks of an epoch follows from."""
         key = f"{seed if self.seed is None else self.seed}/{epoch}/mix{tag}"
@@ -521,6 +560,40 @@ class DealtRoute:
             own, numbers = blocks.draw(indices[chosen] - sharding.bound(shard), key)
             parts[chosen], counters[chosen] = own, firsts[own] + numbers * step
         return route.places(parts, counters, call)
+
+    def passes(self, part: int, epoch: int) -> range:
+        """The passes of a source that an epoch has records of."""
+        return self.route.passes(part, epoch)
+
+    def find(self, part: int, in_pass: int, position: int, call: Call) -> int | None:
+        """Which record of the epoch of the call is that of a source; None if none is."""
+        route, num = self.route, self.num_shards
+        counter = route.counter_of(part, in_pass, position, call.epoch)
+        if not 0 <= counter < route.segments[-1].after[part]:
+            return None
+        if route.on_exhausted == "repeat":
+            firsts = self._firsts[:, part]
+            (shard,) = np.flatnonzero(firsts == counter % num).tolist()
+            number = (counter - int(firsts[shard])) // num
+        else:
+            shard = int(np.searchsorted(self._firsts[:, part], counter, side="right")) - 1
+            number = counter - int(self._firsts[shard, part])
+        blocks, _ = self._shards(shard)
+        place = blocks.find(part, number, self._key(shard, call.epoch, call.seed))
+        return self._sharding.bound(shard) + place
+
+    @cached_property
+    def _firsts(self) -> Numbers:
+        """Of each shard the first record of each source, as `_shard` says it."""
+        segments, num = self.route.segments, self.num_shards
+        each = [
+            ShardOfBlocks(segments, self._sharding.residue(shard), num) for shard in range(num)
+        ]
+        if self.route.on_exhausted == "repeat":
+            return np.array([blocks.firsts for blocks in each])
+        every = np.array(segments[-1].after)
+        held = np.cumsum([np.zeros_like(every), *(blocks.held(every) for blocks in each)], axis=0)
+        return held[:-1]
 
     def _key(self, shard: int, epoch: int, seed: int) -> int:
         return self.route.key(seed, epoch, f"/{shard}/{self.num_shards}")

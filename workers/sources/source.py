@@ -50,7 +50,7 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.far.ahead import Ahead, Touch
 from feeder.workers.sources.far.blocks import totals
-from feeder.workers.sources.orders.edited import Selection, ranges_of
+from feeder.workers.sources.orders.edited import EditedPlan, Selection, ranges_of
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import LISTS_KEPT, Order
 from feeder.workers.sources.orders.sharding import EpochsInTurn
@@ -67,11 +67,15 @@ from feeder.workers.sources.steps.rows import (
     Traits,
     apply,
     as_it_was,
+    has_inverse,
     is_far,
+    leaves_out,
     name_in,
     origins,
+    places_of,
     samples_of,
     size_of,
+    sizes_of,
     touches,
     traits_of,
 )
@@ -371,6 +375,46 @@ class Source:
     def origins(self, positions: NDArray[np.int64], call: Call) -> list[tuple[Record, ...]]:
         """The records that lie at positions of the call's epoch."""
         return origins(self.records, self._order(call.seed).at(call.epoch, positions), call)
+
+    def places_of(self, source: str, number: int, call: Call) -> Iterator[int]:
+        """The positions of the call's epoch at which a record of a source lies, in their order."""
+        order, plan = self._order(call.seed), self._plan
+        found = (
+            position
+            for record in places_of(self.records, source, number, call)
+            for position in order.places(call.epoch, record)
+        )
+        # One after the other if they come so: of a source that is read again there may be many.
+        is_in_order = plan.in_sequence and plan.sharding.num_shards == 1
+        return found if is_in_order else iter(sorted(found))
+
+    def rows_of(self, source: str, number: int, call: Call) -> Iterator[int]:
+        """The rows of the call's epoch that are made of a record of a source: the inverse of
+        `records_of`. Padding repeats an epoch's last record."""
+        sharding, epoch = self._plan.sharding, call.epoch
+        length = sharding.length(epoch)
+        for position in self.places_of(source, number, call):
+            is_last = position == length - 1
+            yield from range(
+                position, sharding.rows(epoch, call.batch_size) if is_last else position + 1
+            )
+
+    def leaves_out(self, source: str, number: int, call: Call) -> bool:
+        """Whether a record of a source is excluded."""
+        plan = self._plan
+        if isinstance(plan, EditedPlan) and not plan.sets[-1].holds(np.array([number]))[0]:
+            return True
+        return leaves_out(self.records, source, number, call)
+
+    @property
+    def has_inverse(self) -> bool:
+        """Whether `rows_of` reckons where a record is: DALI's shuffles look at all records."""
+        return has_inverse(self)
+
+    def sizes_of(self) -> dict[str, int]:
+        """How many records each source has that it is made of, by the names that `records_of`
+        gives."""
+        return sizes_of(self.records)
 
     def read(self, positions: NDArray[np.int64], call: Call) -> Columns | None:
         """The records at positions of the call's epoch, as columns."""

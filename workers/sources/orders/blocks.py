@@ -186,6 +186,14 @@ class Segment:
         counts = self.made_each(blocks + 1) - begins
         return shuffled(blocks + self.block, begins, counts, rows.reshape(-1), inside, key)
 
+    def find(self, part: int, counter: int, key: int) -> int:
+        """The record that is one of a source, by its number among the epoch's records of that
+        source: the inverse of `draw`. The source has it in this segment."""
+        block = _bisect(lambda b: self.made(b)[part] <= counter, self.blocks - 1)
+        start = self.first + block * self.size
+        indices = np.arange(start, min(start + self.size, self.end))
+        return start + _found(self.draw(indices, key), part, counter)
+
     def describe(self) -> list[Any]:
         """Where it begins, and the blocks that it has: their number, and what each holds; or where
         they differ how many records there are, and the weights as texts."""
@@ -427,6 +435,12 @@ def shuffled(
     return parts, counters
 
 
+def _found(drawn: tuple[Numbers, Numbers], part: int, counter: int) -> int:
+    """Which of some records that were drawn is that of a source."""
+    parts, counters = drawn
+    return int(np.flatnonzero((parts == part) & (counters == counter))[0])
+
+
 @dataclass(frozen=True)
 class ShardOfBlocks:
     """The blocks of one of several shards of an epoch, which have the proportions of the whole at
@@ -480,6 +494,21 @@ class ShardOfBlocks:
             parts, _ = self._draw(number, np.arange(places - rest, places), key)
             made = made + np.bincount(parts, minlength=len(made))
         return made
+
+    def find(self, part: int, number: int, key: int) -> int:
+        """The place of a record of a source, by its number among the shard's records of that
+        source: the inverse of `draw`. The shard has it."""
+        befores = np.array([segment.before for segment in self.segments], np.int64)
+        of = int(np.searchsorted(self.held(befores)[:, part], number, side="right")) - 1
+
+        def held(group: int) -> Numbers:
+            return self._held(of, np.array([group]))[0]
+
+        last = -(-self.segments[of].blocks // self.num_shards) - 1
+        group = _bisect(lambda g: int(held(g)[part]) <= number, last)
+        start = int(held(group).sum())
+        places = np.arange(start, int(held(group + 1).sum()))
+        return start + _found(self._draw(of, places, key), part, number)
 
     def _held(self, number: int, groups: Numbers) -> Numbers:
         """How many it has of each source before groups of blocks of a segment."""

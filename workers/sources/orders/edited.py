@@ -99,6 +99,13 @@ class Selection:
         ranks: Numbers = before[found] + np.minimum(records, last[found]) - starts[found]
         return ranks
 
+    def holds(self, records: Numbers) -> NDArray[np.bool_]:
+        """Which records are left."""
+        is_there = (records >= 0) & (records < self.size)
+        for start, stop in self.excluded:
+            is_there &= (records < start) | (records >= stop)
+        return is_there
+
     def taken_out(self, before: Selection) -> Numbers:
         """The records that `before` has and this one has not."""
         mine = [np.arange(start, min(stop, before.size)) for start, stop in self.excluded]
@@ -167,7 +174,12 @@ class EditedOrder(Order):
         return self._at(epoch, positions, len(self._changes))
 
     def find(self, epoch: int, records: Numbers) -> Numbers:
+        """Also of records that a pass does not have: -1."""
         return self._find(epoch, records, len(self._changes))
+
+    def places(self, epoch: int, record: int) -> list[int]:
+        found = self.find(epoch, np.array([record])).tolist()
+        return [position for position in found if position >= 0]
 
     def length(self, epoch: int, changes: int | None = None) -> int:
         """Records of a pass, with the first so many changes."""
@@ -208,15 +220,22 @@ class EditedOrder(Order):
         if not len(records):
             return records
         changes = self._of(epoch, changes)
+        chosen = self._sets[changes]
+        found, is_left = np.full_like(records, -1), chosen.holds(records)
         if not self._is_within(epoch, changes):
-            return self._orders[changes].find(epoch, self._sets[changes].ranks(records))
-        place, chosen = self._changes[changes - 1].position, self._sets[changes]
-        found, is_new = np.empty_like(records), records >= self._sets[changes - 1].size
+            ranks = chosen.ranks(records[is_left])
+            found[is_left] = self._orders[changes].find(epoch, ranks)
+            return found
+        place, is_new = self._changes[changes - 1].position, records >= self._sets[changes - 1].size
         older = self._find(epoch, records[~is_new], changes - 1)
         rest = self._rest(epoch, changes)
         late = older >= place
-        older[late] = place + rest.find(older[late] - place)
+        stays = late & is_left[~is_new]
+        older[stays] = place + rest.find(older[stays] - place)
+        # What is excluded now has come before, or comes no more.
+        older[late & ~stays] = -1
         found[~is_new] = older
+        is_new &= is_left
         found[is_new] = place + rest.find_new(chosen.ranks(records[is_new]))
         return found
 

@@ -38,6 +38,11 @@ _KEPT_BLOCKS = 64
 # measured (2026-11-25).
 
 
+_LOOKED_AT = 1 << 20
+"""So many records are looked at together, if an order has no inverse."""
+# They bound memory; not measured (2026-11-29).
+
+
 # The seed that DALI shuffles its lists of files with, so that all shards do it alike.
 DALI_LIST_SEED = 524287
 
@@ -76,6 +81,22 @@ class Order(ABC):
         shards. DALI's orders have none."""
         raise NotImplementedError
 
+    def places(self, epoch: int, record: int) -> list[int]:
+        """The positions of an epoch of the shard at which a record comes: none, or one. Any record
+        may be asked for. DALI's orders look at all records of the epoch."""
+        length, found = self.sharding.length(epoch), []
+        for start in range(0, length, _LOOKED_AT):
+            records = self.indices(epoch, start, min(start + _LOOKED_AT, length))
+            found += (np.flatnonzero(records == record) + start).tolist()
+        return found
+
+    def _place(self, epoch: int, record: int) -> list[int]:
+        """The same by `find`, of an order that every shard takes its share of."""
+        if not 0 <= record < self.sharding.num_records:
+            return []
+        position = int(self.find(epoch, np.array([record]))[0]) - self.sharding.first(epoch)
+        return [position] if 0 <= position < self.sharding.length(epoch) else []
+
     def cursor(self, epoch: int, position: int) -> bytes:
         """What a fresh order must be given, by `seek`, to reach this position at once; empty
         where it needs nothing."""
@@ -110,6 +131,9 @@ class SequentialOrder(Order):
 
     def find(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
         return records
+
+    def places(self, epoch: int, record: int) -> list[int]:
+        return self._place(epoch, record)
 
 
 class PermutedOrder(Order):
@@ -148,6 +172,13 @@ class PermutedOrder(Order):
 
     def find(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._permutation(epoch).find(records)
+
+    def places(self, epoch: int, record: int) -> list[int]:
+        if not self.sharding.stick_to_shard:
+            return self._place(epoch, record)
+        inside = record - self.sharding.first(epoch)
+        is_there = 0 <= inside < self.sharding.length(epoch)
+        return self._permutation(epoch).find(np.array([inside])).tolist() if is_there else []
 
 
 class BlockOrder(Order):
@@ -227,6 +258,9 @@ class BlockOrder(Order):
             chosen = numbers == number
             slots[chosen] += self._permutation(epoch, number).find(inside[chosen])
         return slots
+
+    def places(self, epoch: int, record: int) -> list[int]:
+        return self._place(epoch, record)
 
 
 class ReshuffledOrder(Order):

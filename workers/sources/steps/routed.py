@@ -21,11 +21,14 @@ from feeder.workers.sources.steps.rows import (
     Step,
     apply,
     as_it_was,
+    leaves_out,
     name_in,
     origins,
     part_of,
+    places_of,
     samples_of,
     size_of,
+    sizes_of,
     touches,
 )
 from feeder.workers.sources.stores.reading import Columns, Record, RecordError, Records
@@ -54,6 +57,13 @@ class Route(Protocol):
 
     def __call__(self, indices: Numbers, call: Call) -> Places:
         """Where records of the epoch of the call are found."""
+
+    def passes(self, part: int, epoch: int) -> range:
+        """The epochs of a part that an epoch has records of."""
+
+    def find(self, part: int, in_pass: int, position: int, call: Call) -> int | None:
+        """Which record of the epoch of the call is that of a part, by its place: the inverse. None
+        if it is in another epoch, or in none."""
 
     def resized(self, sizes: Sequence[int]) -> Route:
         """The same for parts that have so many records."""
@@ -221,6 +231,50 @@ class Routed(Step):
                 )  # fmt: skip
         return whole
 
+    def places_of(self, source: str, number: int, call: Call) -> Iterator[int]:
+        """Which records are those of a part's source, in the order in which they come of it."""
+        for part, records in enumerate(self.parts):
+            if (below := self._inside(part, source)) is None:
+                continue
+            for in_pass in self.route.passes(part, call.epoch):
+                own = self._own(part, call._replace(epoch=in_pass))
+                for position in places_of(records, below, number, own):
+                    found = self.route.find(part, in_pass, position, call)
+                    if found is not None:
+                        yield found
+
+    def leaves_out(self, source: str, number: int, call: Call) -> bool:
+        """Whether a record of a source is excluded."""
+        for part, records in enumerate(self.parts):
+            if (below := self._inside(part, source)) is None:
+                continue
+            if leaves_out(records, below, number, self._own(part, call)):
+                return True
+            if isinstance(self.route, Excluding):
+                places = np.array([*places_of(records, below, number, call)], np.int64)
+                return not self.route.selection.holds(places).any()
+        return False
+
+    def _inside(self, part: int, source: str) -> str | None:
+        """What a part calls a source; None if it is none of the part's."""
+        if len(self.parts) == 1:
+            return source
+        name = str(part if None in self.tags else self.tags[part])
+        if source == name:
+            return ""
+        return source.removeprefix(f"{name}/") if source.startswith(f"{name}/") else None
+
+    def sizes_of(self) -> dict[str, int]:
+        """How many records the sources of all parts have."""
+        if len(self.parts) == 1:
+            return sizes_of(self.parts[0])
+        return {
+            f"{name}/{below}" if below else name: size
+            for part, records in enumerate(self.parts)
+            for name in [str(part if None in self.tags else self.tags[part])]
+            for below, size in sizes_of(records).items()
+        }
+
     def labels(self) -> list[str]:
         """The tags of the parts, where each has one."""
         return super().labels() if None in self.tags else [*map(str, self.tags)]
@@ -269,6 +323,13 @@ class Stretch:
             np.zeros_like(indices), np.full_like(indices, call.epoch), self.first + indices
         )
 
+    def passes(self, part: int, epoch: int) -> range:
+        return range(epoch, epoch + 1)
+
+    def find(self, part: int, in_pass: int, position: int, call: Call) -> int | None:
+        found = position - self.first
+        return found if 0 <= found < self.size else None
+
     def resized(self, sizes: Sequence[int]) -> Stretch:
         return replace(self, size=min(self.size, sizes[0] - self.first))
 
@@ -290,6 +351,13 @@ class Excluding:
     def __call__(self, indices: Numbers, call: Call) -> Places:
         epochs = np.full_like(indices, call.epoch)
         return Places(np.zeros_like(indices), epochs, self.selection.at(indices))
+
+    def passes(self, part: int, epoch: int) -> range:
+        return range(epoch, epoch + 1)
+
+    def find(self, part: int, in_pass: int, position: int, call: Call) -> int | None:
+        records = np.array([position])
+        return int(self.selection.ranks(records)[0]) if self.selection.holds(records)[0] else None
 
     def resized(self, sizes: Sequence[int]) -> Excluding:
         return Excluding(replace(self.selection, size=sizes[0]))
@@ -314,6 +382,12 @@ class Repeats:
         passes, positions = np.divmod(indices, self.length)
         return Places(np.zeros_like(indices), passes + call.epoch * self.times, positions)
 
+    def passes(self, part: int, epoch: int) -> range:
+        return range(epoch * self.times, (epoch + 1) * self.times)
+
+    def find(self, part: int, in_pass: int, position: int, call: Call) -> int | None:
+        return (in_pass - call.epoch * self.times) * self.length + position
+
     def resized(self, sizes: Sequence[int]) -> Repeats:
         return replace(self, length=sizes[0])
 
@@ -337,6 +411,12 @@ class OneAfterTheOther:
         parts = np.searchsorted(np.array(self.ends), indices, side="right")
         firsts = np.array((0, *self.ends[:-1]))
         return Places(parts, np.full_like(indices, call.epoch), indices - firsts[parts])
+
+    def passes(self, part: int, epoch: int) -> range:
+        return range(epoch, epoch + 1)
+
+    def find(self, part: int, in_pass: int, position: int, call: Call) -> int | None:
+        return position + (0, *self.ends)[part]
 
     def resized(self, sizes: Sequence[int]) -> OneAfterTheOther:
         return OneAfterTheOther(tuple(np.cumsum(sizes).tolist()))

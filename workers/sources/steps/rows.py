@@ -169,6 +169,23 @@ class Step:
         each = [origins(part, indices, call) for part in self.parts]
         return [tuple(chain(*row)) for row in zip(*each, strict=True)]
 
+    def places_of(self, source: str, number: int, call: Call) -> Iterator[int]:
+        """Which rows are made of a record of a source, in any of the parts."""
+        each = [places_of(part, source, number, call) for part in self.parts]
+        return each[0] if len(each) == 1 else iter(sorted(set(chain(*each))))
+
+    def leaves_out(self, source: str, number: int, call: Call) -> bool:
+        """Whether a record of a source is excluded in any of the parts."""
+        return any(leaves_out(part, source, number, call) for part in self.parts)
+
+    def sizes_of(self) -> dict[str, int]:
+        """How many records the sources of all parts have."""
+        sizes: dict[str, int] = {}
+        for part in self.parts:
+            for name, size in sizes_of(part).items():
+                sizes[name] = max(size, sizes.get(name, 0))
+        return sizes
+
     def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture below, up to a record of the epoch."""
         read = getattr(self.parts[0], "read_up_to", None)
@@ -271,6 +288,36 @@ def origins(records: Records, indices: NDArray[np.int64], call: Call) -> list[tu
     if own is not None:
         return own(indices, call)
     return [(Record("", i, call.epoch, records.name(i)),) for i in indices.tolist()]
+
+
+def places_of(records: Records, source: str, number: int, call: Call) -> Iterator[int]:
+    """Which records of a call's epoch are made of a record of a source, by the names that `origins`
+    gives: its inverse. In their order; nothing is read."""
+    own: Callable[..., Iterator[int]] | None = getattr(records, "places_of", None)
+    if own is not None:
+        return own(source, number, call)
+    return iter([number] if not source and 0 <= number < size_of(records) else [])
+
+
+def leaves_out(records: Records, source: str, number: int, call: Call) -> bool:
+    """Whether a record of a source is excluded, from now on or from the start."""
+    own: Callable[..., bool] | None = getattr(records, "leaves_out", None)
+    return own is not None and own(source, number, call)
+
+
+def has_inverse(records: Any) -> bool:
+    """Whether `places_of` reckons where a record is. DALI's shuffles look at all records."""
+    plan = getattr(records, "_plan", None)
+    parts = (*getattr(records, "parts", ()), *filter(None, [getattr(records, "records", None)]))
+    walks = plan is not None and plan.order == "dali" and not plan.in_sequence
+    return not walks and all(map(has_inverse, parts))
+
+
+def sizes_of(records: Records) -> dict[str, int]:
+    """How many records each source has, by the names that `origins` gives; those that are excluded
+    count, too."""
+    own: Callable[[], dict[str, int]] | None = getattr(records, "sizes_of", None)
+    return {"": size_of(records)} if own is None else own()
 
 
 def apply(step: Callable[[Records], Records], records: Records) -> Records:

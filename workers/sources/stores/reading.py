@@ -74,6 +74,20 @@ class Record(NamedTuple):
 
 
 @public("feeder.sources")
+class Seen(NamedTuple):
+    """Where a record comes in a feed: a row of a batch."""
+
+    step: int
+    """The batch."""
+    row: int
+    """Which of its rows."""
+    epoch: int
+    """The epoch of the feed that the row belongs to."""
+    queue: int
+    """The queue, or device, that the batch goes to: that of a rank."""
+
+
+@public("feeder.sources")
 class RecordError(ValueError):
     """A record cannot be read, or does not fit the others. The message begins with its name."""
 

@@ -1,0 +1,99 @@
+"""`feeder which`: say which records a step of a run was made of, by a position of the run alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from feeder.checkpoint.resuming import find_position
+from feeder.errors import ConfigError
+from feeder.feeds.records import Asked, asked_of, records_of
+from feeder.state.snapshot import Snapshot
+from feeder.workers.stream.position import Cut
+
+if TYPE_CHECKING:
+    from feeder.workers.sources.stores.reading import Record
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "which",
+        description="Say which records a step was made of, or will be. The position of any step of "
+        "the run is enough: its data are not read.",
+    )
+    add_position(parser)
+    parser.add_argument("step", type=int, help="the number of a batch, as batch.step says it")
+    parser.add_argument(
+        "--rank", type=int, metavar="R",
+        help="the rank, or queue, whose batch is meant: the step counts its batches alone, as its "
+        "training loop does",
+    )  # fmt: skip
+
+
+def add_position(parser: argparse.ArgumentParser) -> None:
+    """Add what says which run is asked, and how the answer is printed."""
+    parser.add_argument("file", help="a snapshot, a checkpoint, or a folder of those")
+    parser.add_argument("--feed", metavar="NAME", help="which feed, if the position has several")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def find_asked(arguments: argparse.Namespace) -> tuple[Asked, Cut]:
+    """The stream that is asked, and the place of its position."""
+    position = find_position(os.path.abspath(arguments.file), None).position
+    assert isinstance(position, Snapshot)
+    named = {f"{state.name}[{state.number}]": state for state in position.states}
+    wanted = [
+        state for name, state in named.items() if arguments.feed in (None, name, state.name)
+    ]
+    if len(wanted) != 1:
+        raise ConfigError(f"the position holds the feeds {[*named]}: name one with --feed")
+    try:
+        return asked_of(wanted[0])
+    except ConfigError as error:
+        raise type(error)(
+            f"{error}. In a program that makes the feed, feed.records(step) and "
+            "feed.when(source, record) may know more"
+        ) from error
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the records."""
+    asked, cut = find_asked(arguments)
+    step = arguments.step
+    if arguments.rank is not None:
+        step = asked.step_of(step, arguments.rank)
+    rows = records_of(asked, step)
+    queue, has_come = asked.queue(step), step < cut.step
+    if arguments.json:
+        told = {
+            "feed": asked.name, "step": step, "queue": queue, "queues": asked.num_queues,
+            "has_come": has_come,
+            "rows": [
+                [{"source": r.source, "number": r.number, "epoch": r.epoch} for r in row]
+                for row in rows
+            ],
+        }  # fmt: skip
+        print(json.dumps(told))
+        return 0
+    print(f"step {step} of {asked.name}{where(asked, queue)}{to_come(has_come)}:")
+    for number, row in enumerate(rows):
+        print(f"  row {number}: {'; '.join(map(_named, row))}")
+    return 0
+
+
+def _named(record: Record) -> str:
+    of = f" of {record.source}" if record.source else ""
+    return f"record {record.number}{of}, pass {record.epoch}"
+
+
+def where(asked: Asked, queue: int) -> str:
+    """Which queue has a batch, if there are several."""
+    return f", queue {queue} of {asked.num_queues}" if asked.num_queues > 1 else ""
+
+
+def to_come(has_come: bool) -> str:
+    """Whether a batch lies behind the position."""
+    return "" if has_come else ", to come"
