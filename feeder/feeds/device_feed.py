@@ -17,6 +17,8 @@ from feeder.devices.cuda.queue import CudaQueue
 from feeder.errors import ClosedError, ConfigError, read_again
 from feeder.feeds.epochs import EpochReader
 from feeder.feeds.length import num_batches
+from feeder.feeds.reading import records_of_batch
+from feeder.feeds.records import Rows
 from feeder.feeds.running import Running
 from feeder.feeds.stream import Stream
 from feeder.workers.fetch.bound import Held
@@ -130,6 +132,10 @@ class DeviceFeed(EpochReader):
         if not isinstance(self._queue, CudaQueue):
             raise ConfigError(f"stream is {stream!r}, but {self.device!r} is no GPU; leave it out")
         self._queue.work_on(stream)
+
+    def records_of(self, batch: Batch) -> Rows:
+        """The records that the rows of a batch were made of: see `Batch.records`."""
+        return records_of_batch(self._stream.asked(), batch)
 
     def _check_usable(self) -> None:
         self._stream.check_usable()

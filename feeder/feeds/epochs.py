@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from feeder.errors import ClosedError, read_by_two
+from feeder.feeds.records import Rows
 from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
 
@@ -103,6 +104,10 @@ class EpochReader:
         """Raise if no batch can be had."""
         raise NotImplementedError
 
+    def records_of(self, batch: Batch) -> Rows:
+        """The records that the rows of a batch were made of."""
+        raise NotImplementedError
+
     def _refill(self) -> Any:
         """Wait for batches, which are `_ready` then; returns the end of the stream if it has come,
         and raises an error that has taken the place of the next batch."""
@@ -142,6 +147,10 @@ class Epoch:
         """Whether no batch of the epoch comes after this one; where that is not known yet, the next
         batch is waited for."""
         return batch.index == self.newest and self._found().next_epoch() != self.number
+
+    def records_of(self, batch: Batch) -> Rows:
+        """The records that the rows of one of its batches were made of."""
+        return self._found().records_of(batch)
 
     def _found(self) -> EpochReader:
         reader = self._reader()

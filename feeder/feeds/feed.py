@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from feeder.errors import ConfigError, ResumeError
 from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.epochs import Epoch
+from feeder.feeds.reading import read_records
 from feeder.feeds.records import Asked, Rows, records_of, when
 from feeder.feeds.running import Running
 from feeder.feeds.stream import Stream
@@ -135,14 +136,21 @@ class Feed:
         """Go on from a state dict; before the start alone. Raises `ResumeError`."""
         resume_streams(self._streams, unpack_state_dict(state_dict))
 
-    def records(self, step: int) -> Rows:
+    def records(self, step: int, *, read: bool = False) -> Rows:
         """The records that each row of a batch was made of, or will be, by the batch's `step`: for
         each row a tuple of `sources.Record`, of which `zip` has several. Nothing is read, and any
         step takes as long as any other. Any thread may call it at any time.
 
-        Raises `ConfigError` if rows do not follow from numbers, as behind a filter, in packed rows,
-        or of a fetch function, and if the feed ends before that step.
+        Behind a filter, `on_error="skip"` and `pack` the rows depend on the data. With `read` these
+        are read from the nearest place that the feed knows: where it began, or stands. A packed row
+        has a `sources.Piece` for each document.
+
+        Raises `ConfigError` if rows do not follow from numbers, as of a fetch function, and without
+        `read` behind a filter and in packed rows: it says how much would be read; and if the feed
+        ends before that step.
         """
+        if read:
+            return read_records(self._asked(), step, self._streams[0].places())
         return records_of(self._asked(), step)
 
     def when(self, source: str, record: int) -> Iterator[Seen]:

@@ -42,6 +42,10 @@ _MOST_EPOCHS = 1000
 for no longer."""
 
 
+_NO_ROWS = ("batch_by_tokens", "offsets")
+"""Steps whose rows are not told by records."""
+
+
 class Asked(NamedTuple):
     """A stream that is asked for its records."""
 
@@ -71,10 +75,11 @@ class Asked(NamedTuple):
         """The batch of a queue, by its number among the batches of that queue."""
         if not 0 <= queue < self.num_queues:
             raise ConfigError(f"rank is {queue}, expected 0 to {self.num_queues - 1}")
-        return self.first + _checked("step", step) * self.num_queues + queue
+        return self.first + checked("step", step) * self.num_queues + queue
 
 
-def _checked(what: str, number: object) -> int:
+def checked(what: str, number: object) -> int:
+    """A whole number of at least 0. Raises `ConfigError`."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ConfigError(f"{what} is {number!r}, expected a whole number of at least 0")
     return number
@@ -84,7 +89,7 @@ def records_of(asked: Asked, step: int) -> Rows:
     """The records of the rows of the stream's batch of that number. Raises `ConfigError` if they
     do not follow from numbers, or there is no such batch."""
     _check_known(asked)
-    _checked("step", step)
+    checked("step", step)
     source: Any = asked.stream.fetch
     calls = [*_calls(asked.stream, source, step)] if step < asked.num_batches else []
     if not calls:
@@ -94,10 +99,26 @@ def records_of(asked: Asked, step: int) -> Rows:
 
 def _check_known(asked: Asked) -> None:
     if why := _why_unknown(asked):
+        cure = "have each record's number as a column of its batches"
+        if is_read(asked):
+            cure = "records(step, read=True) reads them from the nearest place, or " + cure
         raise ConfigError(
             f"the records of a step of feed {asked.name!r} are not known before they are read: "
-            f"{why}; have each record's number as a column of its batches"
+            f"{why}; {cure}"
         )
+
+
+def is_read(asked: Asked) -> bool:
+    """Whether the records of a batch are known if they are read."""
+    stream, source = asked.stream, asked.stream.fetch
+    traits = getattr(source, "traits", None)
+    if traits is None or not hasattr(source, "read_records_of") or traits.walks:
+        return False
+    rows_vary = traits.may_skip or traits.one_per_call or stream.dont_rebatch
+    return rows_vary and source.kind not in _NO_ROWS and not (  # type: ignore[attr-defined]
+        stream.order == "arrival" or stream.global_batch_size is not None
+        or (stream.rounds == "epoch" and asked.num_queues > 1)
+    )  # fmt: skip
 
 
 def _why_unknown(asked: Asked) -> str:
@@ -184,7 +205,7 @@ def when(asked: Asked, source: str, record: int) -> Iterator[Seen]:
     if source not in sizes:
         known = "has one source without a name, ''" if set(sizes) == {""} else f"has {[*sizes]}"
         raise ConfigError(f"source is {source!r}, and the feed {known}")
-    if _checked("record", record) >= sizes[source]:
+    if checked("record", record) >= sizes[source]:
         raise ConfigError(f"record is {record}, and {_of(source)} has {sizes[source]} records")
     if not fetch.has_inverse:
         logger.info("all records of an epoch are looked at: DALI's shuffles have no inverse")

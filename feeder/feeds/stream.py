@@ -37,7 +37,7 @@ from feeder.workers.fetch.resuming import Resume
 from feeder.workers.fetch.threads import under_lock
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import StreamStats
-from feeder.workers.stream.position import LazyPosition
+from feeder.workers.stream.position import Cut, LazyPosition
 
 # ---- Progress: how far the devices of one stream have come
 
@@ -259,6 +259,11 @@ class Stream:
         self._build()
 
     # ---- what is told
+
+    def places(self) -> list[Cut]:
+        """Places of the stream that are known: where it began, and where it stands."""
+        place = self.progress.place
+        return [self.pipeline.start_cut, *([] if place is None else [place.cut()])]
 
     def asked(self) -> Asked:
         """The stream as it is asked for its records."""

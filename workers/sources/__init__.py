@@ -16,7 +16,14 @@ from feeder.workers.sources.packing import pack, packing_efficiency
 from feeder.workers.sources.pictures import decode_image
 from feeder.workers.sources.shards import jsonl, tfrecord, webdataset
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.reading import LeftOut, Record, RecordError, Records, Seen
+from feeder.workers.sources.stores.reading import (
+    LeftOut,
+    Piece,
+    Record,
+    RecordError,
+    Records,
+    Seen,
+)
 from feeder.workers.sources.tables import arrow, hf, parquet
 from feeder.workers.sources.token_files import tokens
 
@@ -25,6 +32,7 @@ __all__ = [
     "LeftOut",
     "Mixture",
     "OrderOptions",
+    "Piece",
     "Record",
     "RecordError",
     "Records",

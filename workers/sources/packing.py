@@ -24,11 +24,20 @@ from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.source import Source, as_part
 from feeder.workers.sources.steps.ragged import GROUP, Windowed, items
-from feeder.workers.sources.steps.rows import LEFT_OUT, name_in, samples_of, size_in, traits_of
+from feeder.workers.sources.steps.rows import (
+    LEFT_OUT,
+    name_in,
+    origins,
+    samples_of,
+    size_in,
+    traits_of,
+)
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import (
+    NOW,
     Columns,
     Faults,
+    Piece,
     RecordError,
     Records,
     masked_error,
@@ -283,22 +292,55 @@ class Packed(Windowed):
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """The rows of one window, or of a piece of it."""
+        start, samples = self._found(indices, call)
+        packing = self._packed(start, samples, call)
+        if not packing.documents:
+            return None
+        rows = [[packing.documents[i] for i in row] for row in packing.rows]
+        try:
+            return lay_out(rows, self._layout, call)
+        except (TypeError, ValueError, OverflowError) as error:
+            where = name_in(self.parts[0], start, call)
+            raise RecordError(f"{where}, or the {len(samples) - 1} after it: {error}") from error
+
+    def read_origins(
+        self, indices: NDArray[np.int64], call: Call
+    ) -> list[tuple[Piece, ...]]:  # fmt: skip
+        """Of each row the pieces of documents that it holds."""
+        start, samples = self._found(indices, call)
+        packing = self._packed(start, samples, call)
+        if not packing.documents:
+            return []
+        records = origins(self.parts[0], np.arange(start, start + len(samples)), call)
+        rows = []
+        for row in packing.rows:
+            ends = np.cumsum([len(packing.documents[i].tokens) for i in row]).tolist()
+            rows.append(tuple(
+                Piece(*record, first, stop, packing.places[i][1])
+                for i, first, stop in zip(row, [0, *ends[:-1]], ends, strict=True)
+                for record in records[packing.places[i][0] - start]
+            ))  # fmt: skip
+        return rows
+
+    def _found(self, indices: NDArray[np.int64], call: Call) -> tuple[int, list[Any]]:
+        """The documents that a record has, and the number of the first."""
         window, piece = self._place(int(indices[0]))
         start, size = window * self._window, size_in(self.parts[0], call.epoch)
-        if start >= size:
-            return None
         stop = min(start + self._window, size)
+        if start >= size:
+            return start, []
         if self._bound is not None:
             return self._piece(window, piece, start, stop, call)
-        return self._rows(start, self._taken(start, stop, call), call)
+        return start, self._taken(start, stop, call)
 
     def _taken(self, start: int, stop: int, call: Call) -> list[Any]:
         return samples_of(self.parts[0], np.arange(start, stop), call)
 
     def _piece(
         self, window: int, number: int, first: int, end: int, call: Call
-    ) -> Columns | None:  # fmt: skip
-        """The rows of as many documents of a window as the bound on tokens has room for."""
+    ) -> tuple[int, list[Any]]:  # fmt: skip
+        """As many documents of a window as the bound on tokens has room for, and the number of the
+        first."""
         key = call.seed, call.epoch, window
         cuts: _Cuts = self._cuts.get(key, lambda: _Cuts(first, end))
         samples: list[Any] | None = None
@@ -307,11 +349,11 @@ class Packed(Windowed):
             while len(cuts.starts) < number + 2 and cuts.starts[-1] < cuts.stop:
                 samples = self._bounded(cuts, call)
         if len(cuts.starts) < number + 2:
-            return None
+            return first, []
         start, stop = cuts.starts[number : number + 2]
         if samples is None or len(cuts.starts) > number + 2:
             samples = self._taken(start, stop, call)
-        return self._rows(start, samples, call)
+        return start, samples
 
     def _bounded(self, cuts: _Cuts, call: Call) -> list[Any]:
         """The documents of the next piece; at least one."""
@@ -340,26 +382,22 @@ class Packed(Windowed):
             cuts.starts.append(start + len(taken))
         return taken
 
-    def _rows(self, start: int, samples: Sequence[Any], call: Call) -> Columns | None:
+    def _packed(self, start: int, samples: Sequence[Any], call: Call) -> _Packing:
+        """How documents become rows."""
         documents: list[Document] = []
+        places: list[tuple[int, int]] = []
         for number, sample in enumerate(samples, start):
             cut = [] if sample is LEFT_OUT else self._cut(sample, number, call)
             documents += cut
+            places += [(number, piece * self._layout.seq_len) for piece in range(len(cut))]
             if cut and cut[0].tokens.dtype != documents[0].tokens.dtype:
                 raise RecordError(
                     f"{name_in(self.parts[0], number, call)}: documents of a window are "
                     f"{documents[0].tokens.dtype} and {cut[0].tokens.dtype}, expected one dtype"
                 )
-        if not documents:
-            return None
-        layout = self._layout
         lengths = [len(document.tokens) for document in documents]
-        rows = best_fit(lengths, layout.seq_len, layout.cu_seqlens)
-        try:
-            return lay_out([[documents[i] for i in row] for row in rows], layout, call)
-        except (TypeError, ValueError, OverflowError) as error:
-            where = name_in(self.parts[0], start, call)
-            raise RecordError(f"{where}, or the {len(samples) - 1} after it: {error}") from error
+        rows = best_fit(lengths, self._layout.seq_len, self._layout.cu_seqlens)
+        return _Packing(documents, places, rows)
 
     def _cut(self, sample: Any, number: int, call: Call) -> list[Document]:
         """A document as pieces that fit into a row."""
@@ -371,7 +409,8 @@ class Packed(Windowed):
             tokens, mask, others = _ended(tokens, mask, others, layout)
         size = layout.seq_len
         if len(tokens) > size and layout.long == "drop":
-            self._faults.count(1)
+            if NOW.place is not None:
+                self._faults.count(1)
             return []
         stop = min(len(tokens), size) if layout.long == "truncate" else len(tokens)
         return [
@@ -442,6 +481,16 @@ class Document(NamedTuple):
     """Which of them count for the loss where not all do."""
     others: dict[str, NDArray[Any]]
     """Columns that are carried."""
+
+
+class _Packing(NamedTuple):
+    """Documents, cut into what fits into a row, and the rows that they are packed into."""
+
+    documents: list[Document]
+    places: list[tuple[int, int]]
+    """Of each the record that it is of, and its first token there."""
+    rows: list[list[int]]
+    """Of each row its documents."""
 
 
 class _Cuts:

@@ -73,6 +73,7 @@ from feeder.workers.sources.steps.rows import (
     name_in,
     origins,
     places_of,
+    read_origins,
     samples_of,
     size_of,
     sizes_of,
@@ -85,6 +86,7 @@ from feeder.workers.sources.stores.reading import (
     Faults,
     LeftOut,
     OnError,
+    Piece,
     Record,
     RecordError,
     Records,
@@ -207,6 +209,19 @@ class Source:
             StopIteration: the call lies behind the end of its epoch.
         """
         return origins(self.records, self.indices(call), call)
+
+    def read_records_of(self, call: Call) -> list[tuple[Record | Piece, ...]]:
+        """The same of sources that are filtered, packed, or read with "skip": what the call has is
+        read for it, and what is left out counts for nothing.
+
+        Raises:
+            StopIteration: the call lies behind the end of its epoch.
+        """
+        place, NOW.place = NOW.place, None
+        try:
+            return read_origins(self.records, self.indices(call), call)
+        finally:
+            NOW.place = place
 
     @property
     def num_turns(self) -> int:

@@ -126,6 +126,9 @@ class EpochOfBatch(Protocol):
     def ends_with(self, batch: Batch) -> bool:
         """Whether the batch is its last."""
 
+    def records_of(self, batch: Batch) -> tuple[tuple[Any, ...], ...]:
+        """The records that the rows of the batch were made of."""
+
 
 # What `x, y = batch` is to the interpreter: else it would get the names of the columns.
 _UNPACKING = {dis.opmap["UNPACK_SEQUENCE"], dis.opmap["UNPACK_EX"]}
@@ -248,6 +251,20 @@ class Batch(Mapping[str, NDArray[Any]]):
                 "gave it: ask the batch before it is copied, pickled or moved"
             )
         return self.of.ends_with(self)
+
+    def records(self) -> tuple[tuple[Any, ...], ...]:
+        """The records that each real row was made of: for each a tuple of `sources.Record`, or of
+        `sources.Piece` if rows are packed. Behind a filter, `on_error="skip"` and `pack` the calls
+        of the batch are read again, in process alone; otherwise nothing is read.
+
+        Raises `ConfigError` as `feed.records` does.
+        """
+        if self.of is None:
+            raise FeedError(
+                "the records of a batch are known to the feed or consumer that gave it: ask the "
+                "batch before it is copied, pickled or moved"
+            )
+        return self.of.records_of(self)
 
     def with_arrays(self, arrays: tuple[Any, ...]) -> Batch:
         """The same batch in other memory; it counts for as much in the bound."""

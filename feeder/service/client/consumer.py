@@ -21,6 +21,7 @@ from feeder.errors import (
     read_again,
 )
 from feeder.feeds.epochs import EpochReader
+from feeder.feeds.records import Rows, asked_of, records_of
 from feeder.service.client.inbox import Loading
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.lease import ClientLease
@@ -208,6 +209,12 @@ class Consumer(EpochReader, Closing):
             return {STATE_KEY: self._position.state(self._lease.columns)}
         loaded = self._ready.position if isinstance(self._ready, Loading) else self._loaded
         return {STATE_KEY: loaded or self._inbox.start}
+
+    def records_of(self, batch: Batch) -> Rows:
+        """The records that the rows of a batch were made of: by the position alone, as the data are
+        elsewhere."""
+        (state,) = Snapshot.from_bytes(self.state_dict()[STATE_KEY]).states
+        return records_of(asked_of(state)[0], batch.step)
 
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
         """Go on from a state dict, before the first batch; `ResumeError` after it, or if

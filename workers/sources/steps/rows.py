@@ -290,6 +290,16 @@ def origins(records: Records, indices: NDArray[np.int64], call: Call) -> list[tu
     return [(Record("", i, call.epoch, records.name(i)),) for i in indices.tolist()]
 
 
+def read_origins(records: Any, indices: NDArray[np.int64], call: Call) -> list[tuple[Any, ...]]:
+    """The records of the rows that some records of a call's epoch give: they are read, to know
+    which are left out, or how long they are."""
+    own: Callable[..., list[tuple[Any, ...]]] | None = getattr(records, "read_origins", None)
+    if own is not None:
+        return own(indices, call)
+    made = zip(origins(records, indices, call), samples_of(records, indices, call), strict=True)
+    return [row for row, sample in made if sample is not LEFT_OUT]
+
+
 def places_of(records: Records, source: str, number: int, call: Call) -> Iterator[int]:
     """Which records of a call's epoch are made of a record of a source, by the names that `origins`
     gives: its inverse. In their order; nothing is read."""

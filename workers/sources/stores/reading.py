@@ -74,6 +74,26 @@ class Record(NamedTuple):
 
 
 @public("feeder.sources")
+class Piece(NamedTuple):
+    """What a packed row holds of a document: the record that this is, and which of its tokens."""
+
+    source: str
+    """As of `Record`."""
+    number: int
+    """As of `Record`."""
+    epoch: int
+    """As of `Record`."""
+    name: str
+    """As of `Record`."""
+    start: int
+    """Where it begins in the row."""
+    stop: int
+    """Where it ends in the row."""
+    offset: int
+    """Which token of the document the first one is, `bos` and `eos` counted."""
+
+
+@public("feeder.sources")
 class Seen(NamedTuple):
     """Where a record comes in a feed: a row of a batch."""
 
