@@ -139,8 +139,14 @@ def described(fingerprint: Mapping[str, Any]) -> Source:
     from feeder.workers.sources.described import described_source
     from feeder.workers.sources.edited import Edited
 
-    with _sensible():
+    try:
         source = described_source(_told(fingerprint))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # An object of the user's may describe itself, too.
+        if isinstance(error, FeedError):
+            raise
+        raise ConfigError(f"the position describes no source of feeder.sources: {error}") from error
+    with _sensible():
         if (history := fingerprint.get(HISTORY)) is None:
             return source
         now = settings_in(fingerprint)
