@@ -45,9 +45,7 @@ def find_asked(arguments: argparse.Namespace) -> tuple[Asked, Cut]:
     position = find_position(os.path.abspath(arguments.file), None).position
     assert isinstance(position, Snapshot)
     named = {f"{state.name}[{state.number}]": state for state in position.states}
-    wanted = [
-        state for name, state in named.items() if arguments.feed in (None, name, state.name)
-    ]
+    wanted = [state for name, state in named.items() if arguments.feed in (None, name, state.name)]
     if len(wanted) != 1:
         raise ConfigError(f"the position holds the feeds {[*named]}: name one with --feed")
     try:

@@ -142,12 +142,11 @@ class Feed:
         step takes as long as any other. Any thread may call it at any time.
 
         Behind a filter, `on_error="skip"` and `pack` the rows depend on the data. With `read` these
-        are read from the nearest place that the feed knows: where it began, or stands. A packed row
-        has a `sources.Piece` for each document.
+        are read from the nearest place that the feed knows: where it began, or stands. A log line
+        says first how much that is. A packed row has a `sources.Piece` for each document.
 
         Raises `ConfigError` if rows do not follow from numbers, as of a fetch function, and without
-        `read` behind a filter and in packed rows: it says how much would be read; and if the feed
-        ends before that step.
+        `read` behind a filter and in packed rows; and if the feed ends before that step.
         """
         if read:
             return read_records(self._asked(), step, self._streams[0].places())

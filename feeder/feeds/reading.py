@@ -2,7 +2,8 @@
 
 Behind a filter, `on_error="skip"` and `pack` nobody knows how many rows a call gives before it was
 made. So the calls from a known place to the batch are made once more, for their records alone. Of a
-batch at hand the place behind it is known, and its own calls are enough.
+batch at hand the place behind it is known, and its own calls are enough: so also where the step
+alone does not tell, as the size of batches follows from the number of queues.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from feeder.errors import ConfigError
-from feeder.feeds.records import Asked, Rows, checked, is_read, records_of
+from feeder.feeds.records import Asked, Rows, checked, has_calls, is_read, records_of, why_unknown
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut
 
@@ -22,7 +23,7 @@ logger = logging.getLogger("feeder")
 def read_records(asked: Asked, step: int, places: Sequence[Cut]) -> Rows:
     """The records of the rows of a batch, read from the nearest of some places. Raises
     `ConfigError` if they cannot be known so, or there is no such batch."""
-    if not is_read(asked):
+    if not (why_unknown(asked) and is_read(asked)):
         return records_of(asked, step)
     checked("step", step)
     known = [cut for cut in places if cut.step <= step and not cut.finished]
@@ -69,7 +70,7 @@ def _batches(asked: Asked, at: Cut | None) -> Iterator[tuple[int, list[Any]]]:
 def _num_calls(asked: Asked, epoch: int) -> int:
     source: Any = asked.stream.fetch
     size = 1 if source.traits.one_per_call else asked.stream.rows_asked
-    rows = source.rows(epoch, size)
+    rows: int = source.rows(epoch, size)
     # The first call of an epoch gives less, if rows flow into it from the epoch before.
     return -(-rows // size) + (asked.stream.last_batch == "carry")
 
@@ -77,17 +78,18 @@ def _num_calls(asked: Asked, epoch: int) -> int:
 def _of_call(asked: Asked, epoch: int, index: int) -> list[Any]:
     """The records of the rows of a call; none if it lies behind the end of its epoch."""
     source: Any = asked.stream.fetch
+    varies = source.traits.may_skip or source.traits.one_per_call
+    ask = source.read_records_of if varies else source.records_of
     try:
-        found: list[Any] = source.read_records_of(asked.stream.call(epoch, index))
+        return list(ask(asked.stream.call(epoch, index)))
     except StopIteration:
         return []
-    return found
 
 
 def records_of_batch(asked: Asked, batch: Batch) -> Rows:
     """The records of the rows of a batch, by the place behind it if they do not follow from
     numbers. Raises `ConfigError` if they cannot be known."""
-    if not is_read(asked):
+    if not (why_unknown(asked) and has_calls(asked)):
         return records_of(asked, batch.step)
     place, rows = batch.place, list[Any]()
     epoch, index = place.span.start.epoch, place.span.start.calls[0]

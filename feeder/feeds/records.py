@@ -98,7 +98,7 @@ def records_of(asked: Asked, step: int) -> Rows:
 
 
 def _check_known(asked: Asked) -> None:
-    if why := _why_unknown(asked):
+    if why := why_unknown(asked):
         cure = "have each record's number as a column of its batches"
         if is_read(asked):
             cure = "records(step, read=True) reads them from the nearest place, or " + cure
@@ -108,20 +108,24 @@ def _check_known(asked: Asked) -> None:
         )
 
 
-def is_read(asked: Asked) -> bool:
-    """Whether the records of a batch are known if they are read."""
-    stream, source = asked.stream, asked.stream.fetch
-    traits = getattr(source, "traits", None)
-    if traits is None or not hasattr(source, "read_records_of") or traits.walks:
-        return False
-    rows_vary = traits.may_skip or traits.one_per_call or stream.dont_rebatch
-    return rows_vary and source.kind not in _NO_ROWS and not (  # type: ignore[attr-defined]
-        stream.order == "arrival" or stream.global_batch_size is not None
-        or (stream.rounds == "epoch" and asked.num_queues > 1)
+def has_calls(asked: Asked) -> bool:
+    """Whether the records of a batch follow from the calls that it has rows of, if these are read
+    where that has to be."""
+    source: Any = asked.stream.fetch
+    return (
+        hasattr(source, "records_of") and asked.stream.order != "arrival"
+        and not source.traits.walks and source.kind not in _NO_ROWS
     )  # fmt: skip
 
 
-def _why_unknown(asked: Asked) -> str:
+def is_read(asked: Asked) -> bool:
+    """Whether the records of a step are known if all calls from a place on are read."""
+    stream = asked.stream
+    rounds_end = stream.rounds == "epoch" and asked.num_queues > 1
+    return has_calls(asked) and stream.global_batch_size is None and not rounds_end
+
+
+def why_unknown(asked: Asked) -> str:
     """Why the records of a batch do not follow from its number; empty if they do."""
     stream = asked.stream
     source: Any = stream.fetch
@@ -240,13 +244,14 @@ def _seen_in(asked: Asked, fetch: Any, source: str, record: int, epoch: int) -> 
     """Where a record comes in an epoch."""
     from feeder.workers.sources.stores.reading import Seen
 
-    stream, run = asked.stream, getattr(fetch, "run", None)
+    stream, run = asked.stream, fetch.run if hasattr(fetch, "run") else None
     size, laps = stream.batch_size, None if run is not None else _Laps.of(stream, fetch)
     call = stream.call(epoch, 0)
     for at in fetch.rows_of(source, record, call):
         if laps is None:
             index = run.call_of_record(epoch, at)
-            step, row = run.step_of(epoch, index, stream.last_batch), at - run.rows_of(epoch, index)[0]
+            step = run.step_of(epoch, index, stream.last_batch)
+            row = at - run.rows_of(epoch, index)[0]
         elif stream.last_batch == "carry":
             step, row = divmod(laps.before(epoch) + at, size)
         else:
@@ -272,6 +277,7 @@ def asked_of(state: StreamState) -> tuple[Asked, Cut]:
         )
     dealing = cut.dealing or Dealing(0, 1, fields.get("batch_size", 1))
     stream = _described_stream(fields, dealing)
+    source: Any = stream.fetch
     if state.left_out and cut.step:
         raise ConfigError(
             f"{len(state.left_out)} records and more have been left out before the position of "
@@ -280,10 +286,15 @@ def asked_of(state: StreamState) -> tuple[Asked, Cut]:
     if stream.last_batch == "carry" and cut.position.calls == (0,):
         # A position of one queue does not hold the number of epochs; if its last batch is short,
         # the stream has ended there.
-        has_come = _Laps.of(stream, stream.fetch).before(cut.position.epoch)
+        has_come = _Laps.of(stream, source).before(cut.position.epoch)
         if has_come < cut.step * stream.batch_size:
             stream = stream._replace(epochs=cut.position.epoch)
-    return Asked(state.name, stream, dealing.num, dealing.start, math.inf), cut
+    most = math.inf
+    if stream.last_round == "drop" and dealing.epochs is not None and not hasattr(source, "run"):
+        most = _Laps.of(stream, source).before(dealing.epochs)
+        most = -(-most // stream.batch_size) if stream.last_batch == "carry" else most
+        most -= (most - dealing.start) % dealing.num
+    return Asked(state.name, stream, dealing.num, dealing.start, most), cut
 
 
 def _described_stream(fields: Mapping[str, Any], dealing: Dealing) -> StreamSpec:

@@ -459,7 +459,6 @@ class History:
                     self._ask(feed, coordinator.snapshot().states[0], step)
         self.done["replays"] += 1
 
-
     def _ask(self, feed: Any, state: StreamState, step: int) -> None:
         """The records of a batch, and when one of them comes, are those that came: the feed says
         so, and its position, if no source of the run is gone."""

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources.mixture import DealtRoute, Mixture, MixRoute, epoch_length
+from feeder.workers.sources.mixture import DealtRoute, MixRoute, Mixture, epoch_length
 from feeder.workers.sources.orders.edited import Selection
-from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.steps.each import Zipped
 from feeder.workers.sources.steps.routed import (
@@ -90,16 +89,17 @@ def _source(told: Told) -> Source:
     return source
 
 
-def _options(told: Told, shuffle: str) -> OrderOptions:
-    options: Any = {name: told[name] for name in _PLAN}
+def _options(told: Told, shuffle: str) -> Any:
+    """The `OrderOptions` that a source was made with."""
+    options = {name: told[name] for name in _PLAN}
     if shuffle.startswith("dali after epoch"):
         # Each shard keeps its share of the list in any case.
         del options["stick_to_shard"]
-        after: Any = "compound" if shuffle.endswith("compound") else True
+        after = "compound" if shuffle.endswith("compound") else True
         return {**options, "order": "dali", "shuffle_after_epoch": after,
                 "shuffle_after_epoch_seed": told["seed"]}  # fmt: skip
     if shuffle == "none":
-        return options  # type: ignore[no-any-return]
+        return options
     fill = {"initial_fill": told["initial_fill"]} if "initial_fill" in told else {}
     return {**options, "order": shuffle.partition(",")[0], "random_shuffle": True,
             "seed": told["seed"], **fill}  # fmt: skip

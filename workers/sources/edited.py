@@ -272,9 +272,9 @@ class Edited(Source):
 
     def leaves_out(self, source: str, number: int, call: Call) -> bool:
         """Whether a record is excluded by now, or its source taken out."""
-        is_in = any(
-            source == name or source.startswith(f"{name}/") or not name
-            for name in self.run.settings.parts
+        # The only source of a run has no name.
+        is_in = len(self.run.names) == 1 or any(
+            source == name or source.startswith(f"{name}/") for name in self.run.settings.parts
         )
         return not is_in or self.records.leaves_out(source, number, call)
 

@@ -586,9 +586,7 @@ class DealtRoute:
     def _firsts(self) -> Numbers:
         """Of each shard the first record of each source, as `_shard` says it."""
         segments, num = self.route.segments, self.num_shards
-        each = [
-            ShardOfBlocks(segments, self._sharding.residue(shard), num) for shard in range(num)
-        ]
+        each = [ShardOfBlocks(segments, self._sharding.residue(shard), num) for shard in range(num)]
         if self.route.on_exhausted == "repeat":
             return np.array([blocks.firsts for blocks in each])
         every = np.array(segments[-1].after)

@@ -123,4 +123,7 @@ def test_what_a_position_does_not_hold_is_named(ask: Any, source: Any, why: str)
 
 
 def test_the_end_of_a_stream_is_known(ask: Any) -> None:
-    assert ask("which", "99", epochs=1) == (2, "feeder: step is 99, and the feed has ended before it\n")
+    assert ask("which", "99", epochs=1) == (
+        2,
+        "feeder: step is 99, and the feed has ended before it\n",
+    )

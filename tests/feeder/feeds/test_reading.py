@@ -41,7 +41,11 @@ def packed(**options: Any) -> Any:
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("kind", ["filter", "skip"])
 def test_records_that_are_left_out_are_no_rows(kind: str, epochs: int, last_batch: str) -> None:
-    source = numbers().filter(is_odd) if kind == "filter" else numbers().map(thirds_fail, on_error="skip")
+    source = (
+        numbers().filter(is_odd)
+        if kind == "filter"
+        else numbers().map(thirds_fail, on_error="skip")
+    )
     with make(source, ["x"], 3, last_batch=last_batch, epochs=epochs) as coordinator:
         feed = coordinator["train"]
         batches = list(feed)
@@ -103,6 +107,28 @@ def test_they_are_read_from_the_nearest_place(
             assert f"read from step {step} on: at least 2 rows" in caplog.text
             assert feed.records(0, read=True) == whole[0]
             assert [batch.records() for batch in feed] == whole[step:]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"batch_size": None, "global_batch_size": 4}, {"rounds": "epoch", "last_round": "drop"},
+     {"dont_rebatch": True}],
+)  # fmt: skip
+@pytest.mark.parametrize("source", [numbers(), numbers().filter(is_odd)])
+def test_a_batch_at_hand_is_known_whatever_its_step(source: Any, settings: dict[str, Any]) -> None:
+    state = None
+    for devices in (2, 4, 1):
+        with make(
+            source, ["x"], epochs=3, devices=devices, resume=state, **settings
+        ) as coordinator:
+            feed = coordinator["train"]
+            for _ in range(3):
+                for device in feed.devices:
+                    batch = next(feed.on(device), None)
+                    if batch is not None:
+                        wanted = batch["x"].tolist()
+                        assert [one.number + 1 for (one,) in batch.records()] == wanted
+            state = coordinator.state_dict()
 
 
 def test_a_cure_is_told() -> None:

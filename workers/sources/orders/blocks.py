@@ -502,7 +502,8 @@ class ShardOfBlocks:
         of = int(np.searchsorted(self.held(befores)[:, part], number, side="right")) - 1
 
         def held(group: int) -> Numbers:
-            return self._held(of, np.array([group]))[0]
+            made: Numbers = self._held(of, np.array([group]))[0]
+            return made
 
         last = -(-self.segments[of].blocks // self.num_shards) - 1
         group = _bisect(lambda g: int(held(g)[part]) <= number, last)
