@@ -297,6 +297,8 @@ def rounds(make: Any, num: int, position: Any, rounds: int = 3) -> tuple[dict[in
             for consumer in consumers:
                 batch = next(consumer)
                 rows[batch.step] = batch["x"].tolist()
+                told = [one.number + FIRSTS[one.source] for (one,) in batch.records()]
+                assert told == rows[batch.step]
         states = [consumer.state_dict() for consumer in consumers]
     return rows, states[0]
 

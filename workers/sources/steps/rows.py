@@ -175,8 +175,9 @@ class Step:
         return each[0] if len(each) == 1 else iter(sorted(set(chain(*each))))
 
     def leaves_out(self, source: str, number: int, call: Call) -> bool:
-        """Whether a record of a source is excluded in any of the parts."""
-        return any(leaves_out(part, source, number, call) for part in self.parts)
+        """Whether a record of a source is excluded in all parts that have the source."""
+        having = [part for part in self.parts if source in sizes_of(part)]
+        return all(leaves_out(part, source, number, call) for part in having)
 
     def sizes_of(self) -> dict[str, int]:
         """How many records the sources of all parts have."""
