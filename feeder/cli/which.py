@@ -48,13 +48,7 @@ def find_asked(arguments: argparse.Namespace) -> tuple[Asked, Cut]:
     wanted = [state for name, state in named.items() if arguments.feed in (None, name, state.name)]
     if len(wanted) != 1:
         raise ConfigError(f"the position holds the feeds {[*named]}: name one with --feed")
-    try:
-        return asked_of(wanted[0])
-    except ConfigError as error:
-        raise type(error)(
-            f"{error}. In a program that makes the feed, feed.records(step) and "
-            "feed.when(source, record) may know more"
-        ) from error
+    return asked_of(wanted[0])
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from feeder.errors import ConfigError
+from feeder.errors import ConfigError, ResumeError
 from feeder.feeds.length import num_batches
 from feeder.state.fingerprint import fingerprint_digest
 from feeder.state.history import described
@@ -276,13 +276,23 @@ def asked_of(state: StreamState) -> tuple[Asked, Cut]:
             "those of sources alone have numbers"
         )
     dealing = cut.dealing or Dealing(0, 1, fields.get("batch_size", 1))
-    stream = _described_stream(fields, dealing)
-    source: Any = stream.fetch
-    if state.left_out and cut.step:
+    try:
+        stream = _described_stream(fields, dealing)
+        if state.left_out:
+            raise ConfigError(
+                "it does not hold which rows there are after records were left out "
+                f"(on_error='skip'), such as {state.left_out[0][2]}"
+            )
+    except ConfigError as error:
         raise ConfigError(
-            f"{len(state.left_out)} records and more have been left out before the position of "
-            f"feed {state.name!r} (on_error='skip'), so that rows do not follow from numbers"
-        )
+            f"the records of feed {state.name!r} do not follow from its position alone: {error}; "
+            "ask feed.records(step) in a program that makes the feed"
+        ) from error
+    except (LookupError, TypeError) as error:
+        raise ResumeError(
+            f"the position of feed {state.name!r} lacks a setting: {error}"
+        ) from error
+    source: Any = stream.fetch
     if stream.last_batch == "carry" and cut.position.calls == (0,):
         # A position of one queue does not hold the number of epochs; if its last batch is short,
         # the stream has ended there.

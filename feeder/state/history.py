@@ -145,7 +145,7 @@ def described(fingerprint: Mapping[str, Any]) -> Source:
         # An object of the user's may describe itself, too.
         if isinstance(error, FeedError):
             raise
-        raise ConfigError(f"the position describes no source of feeder.sources: {error}") from error
+        raise ConfigError(f"it describes no source of feeder.sources: {error}") from error
     with _sensible():
         if (history := fingerprint.get(HISTORY)) is None:
             return source

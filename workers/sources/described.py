@@ -59,7 +59,7 @@ def described_source(told: Told) -> Source:
     again = {name: _plain(value) for name, value in source.describe().items()}
     if again != (now := {name: _plain(value) for name, value in told.items()}):
         fields = sorted(k for k in again.keys() | now.keys() if again.get(k) != now.get(k))
-        raise ConfigError(f"the position says of its source what this feeder cannot read: {fields}")
+        raise ConfigError(f"it says of its source what this feeder cannot read: {fields}")
     return source
 
 
@@ -109,7 +109,7 @@ def _records(told: Told) -> Records:
     """What lies below the order of a source."""
     kind = told["source"]
     if kind in _UNKNOWN:
-        raise ConfigError(f"the position does not hold {_UNKNOWN[kind]}")
+        raise ConfigError(f"it does not hold {_UNKNOWN[kind]}")
     if kind == "mix":
         return _mixture(told)
     if kind in ("concat", "zip"):
@@ -143,7 +143,7 @@ def _route(told: Told, part: Source) -> Route:
 def _mixture(told: Told) -> Routed:
     if "blocks" not in told:
         raise ConfigError(
-            "the position does not hold the rows of a mixture by tokens, or of packed or filtered "
+            "it does not hold the rows of a mixture by tokens, or of packed or filtered "
             "sources, by which each row follows from those before it"
         )
     route = MixRoute.described(told)
@@ -153,7 +153,7 @@ def _mixture(told: Told) -> Routed:
     route = replace(route, lengths=lengths, shards=shards)
     if route.varies:
         raise ConfigError(
-            "the position does not hold the weights of a mixture whose sources have shards that "
+            "it does not hold the weights of a mixture whose sources have shards that "
             "differ in size"
         )
     whole = DealtRoute(route, told["dealt"]) if "dealt" in told else route
