@@ -10,6 +10,7 @@ import pytest
 
 from feeder import ConfigError, sources
 from feeder.workers.sources.described import described_source
+from feeder.workers.sources.mixture import DealtRoute
 from feeder.workers.stream.batch import Call
 
 
@@ -23,7 +24,18 @@ def mixed(mode: Any, **options: Any) -> Any:
     return sources.mix(parts, [(20, {"a": 1, "b": 5})], mode, **options)
 
 
+def dealt(mode: Any, shard: int) -> Any:
+    """A shard of a mixture whose proportions change, which is dealt out."""
+    parts = {"a": (base(90).shuffle(), 9), "b": (base(70), 1)}
+    source = sources.mix(parts, [(60, {"a": 1, "b": 9})], mode).shard(shard, 3)
+    of: Any = source.records
+    assert isinstance(of.records.route, DealtRoute)
+    return source
+
+
 SOURCES = {
+    **{f"{mode}, dealt, shard {shard} of 3": dealt(mode, shard)
+       for mode in ("drop", "stop", "repeat") for shard in (0, 1, 2)},
     **{f"{mode}, shard {shard} of 3": mixed(mode).shard(shard, 3)
        for mode in ("drop", "stop", "repeat") for shard in (0, 2)},
     "repeat, uneven shards": sources.mix(
