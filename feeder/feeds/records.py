@@ -225,12 +225,14 @@ def _seen(asked: Asked, fetch: Any, source: str, record: int) -> Iterator[Seen]:
     run: Any = getattr(fetch, "run", None)
     is_out = fetch.leaves_out(source, record, stream.call(0, 0))
     last = 0 if run is None else max(edit.epoch for edit in run.edits) + 1
-    most = max(_MOST_EPOCHS, 0 if run is not None else 20 * fetch.num_turns)
+    laps = None if run is not None else _Laps.of(stream, fetch)
+    most = max(_MOST_EPOCHS, 0 if laps is None else 20 * len(laps.rows))
     until, found = most, False
     for epoch in count():
         if epoch == stream.epochs or epoch >= until or (is_out and epoch > last):
             break
-        for seen in _seen_in(asked, fetch, source, record, epoch):
+        rows = fetch.rows_of(source, record, stream.call(epoch, 0))
+        for seen in _seen_in(asked, laps, epoch, rows):
             if seen.step >= asked.num_batches:
                 return
             until, found = epoch + most, True
@@ -240,15 +242,16 @@ def _seen(asked: Asked, fetch: Any, source: str, record: int) -> Iterator[Seen]:
         raise ConfigError(f"record {record} of {_of(source)} is {why}: no step has it")
 
 
-def _seen_in(asked: Asked, fetch: Any, source: str, record: int, epoch: int) -> Iterator[Seen]:
-    """Where a record comes in an epoch."""
+def _seen_in(
+    asked: Asked, laps: _Laps | None, epoch: int, rows: Iterator[int]
+) -> Iterator[Seen]:  # fmt: skip
+    """Where rows of an epoch come; a run that has been edited has no laps."""
     from feeder.workers.sources.stores.reading import Seen
 
-    stream, run = asked.stream, fetch.run if hasattr(fetch, "run") else None
-    size, laps = stream.batch_size, None if run is not None else _Laps.of(stream, fetch)
-    call = stream.call(epoch, 0)
-    for at in fetch.rows_of(source, record, call):
+    stream, size = asked.stream, asked.stream.batch_size
+    for at in rows:
         if laps is None:
+            run: Any = stream.fetch.run  # type: ignore[attr-defined]
             index = run.call_of_record(epoch, at)
             step = run.step_of(epoch, index, stream.last_batch)
             row = at - run.rows_of(epoch, index)[0]

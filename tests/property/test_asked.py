@@ -10,7 +10,10 @@ from property.asked import run
 pytestmark = pytest.mark.timeout(300)  # of many compositions
 
 
-@pytest.mark.parametrize("first", range(0, 100 if parts.is_full else 20, 4))
-def test_what_is_told_is_what_came(first: int) -> None:
-    done = sum((run(seed) for seed in range(first + 1, first + 4)), run(first))
-    assert done["rows"] > 20
+# Two of the first take a second.
+SEEDS = range(200) if parts.is_full else [seed for seed in range(20) if seed not in (3, 11)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_told_is_what_came(seed: int) -> None:
+    assert run(seed)["feeds"] == 1

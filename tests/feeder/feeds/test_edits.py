@@ -285,6 +285,18 @@ def test_a_snapshot_of_a_function_has_no_start() -> None:
             Snapshot(c.snapshot().states).at_start()
 
 
+def test_the_only_source_of_a_run_comes_on() -> None:
+    settings = {"epochs": 6}
+    source = sources.mix({"web": corpus("web", 8)})
+    first, state = read(source, 3, **settings)
+    with feed(source, state, edit="a note", **settings) as coordinator:
+        seen = [(one.step, one.row) for one in coordinator["train"].when("", 5)]
+        rows = first + [batch["x"].tolist() for batch in coordinator["train"]]
+    found = [(step, of.index(5)) for step, of in enumerate(rows) if 5 in of]
+    assert seen == found
+    assert len(found) == 6
+
+
 def rounds(make: Any, num: int, position: Any, rounds: int = 3) -> tuple[dict[int, Any], Any]:
     """Some rounds of a served feed of so many queues, by step, and the state of its first
     consumer, which is of the middle of the last round."""

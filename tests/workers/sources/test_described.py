@@ -40,6 +40,9 @@ SOURCES = {
        for mode in ("drop", "stop", "repeat") for shard in (0, 2)},
     "repeat, uneven shards": sources.mix(
         {"a": (base(31, shard_id=1, num_shards=3), 1), "b": (base(8).shuffle(), 2)}, (), "repeat"),
+    "repeat, own shards": sources.mix(
+        {"a": (base(30, shard_id=1, num_shards=3, stick_to_shard=True), 1), "b": (base(8), 2)}, (),
+        "repeat"),
     "shuffled mixture": mixed("repeat").shuffle(3),
     "windows": base().shuffle(window=5),
     "shards": base().shuffle().shard(1, 4),
