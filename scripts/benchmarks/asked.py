@@ -1,4 +1,4 @@
-"""How long a question of a run takes: `python -m benchmarks.asked`, from `scripts/` and the root.
+"""How long a question of a run takes: `scripts/bench asked`.
 
 The run is a shuffled mixture of a trillion records at step 10**9; the position alone is asked. The
 packed run is asked for the next step, whose window of 1,024 documents is read.
@@ -49,8 +49,9 @@ def tell(what: str, most_ms: float, ask: Callable[[], Any]) -> None:
     )
 
 
-def main() -> None:
+def main(arguments: list[str]) -> int:
     """The command."""
+    del arguments
     web = sources.samples(number, TRILLION * 3 // 4).shuffle()
     code = sources.samples(number, TRILLION // 4).shuffle()
     mixture = sources.mix({"web": (web, 0.75), "code": (code, 0.25)}).shuffle()
@@ -75,7 +76,4 @@ def main() -> None:
             batch = next(feed)
         tell("records of a packed batch, window 1,024", 300, batch.records)
         tell("the next step of a packed run", 300, lambda: feed.records(40, read=True))
-
-
-if __name__ == "__main__":
-    main()
+    return 0
