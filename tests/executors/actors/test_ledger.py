@@ -29,7 +29,9 @@ class Desk:
         return ticket
 
     def issue(self, now: float = 0.0) -> None:
-        self.ledger.issue(now, lambda ticket, *to: self.sent.append((ticket.payload, *to)))
+        ledger = self.ledger
+        ledger.issue(now, lambda ticket, *to: self.sent.append((ticket.payload, *to)))
+        assert ledger.num_busy == sum(not ledger.is_idle(each) for each in ledger.generations)
 
     def late(self, now: float) -> None:
         """What is late by now is issued again."""
@@ -65,6 +67,26 @@ def test_a_quick_one_gets_its_next_ticket_ahead() -> None:
     desk.ask("c", 2)
     desk.ask("d", 3)
     assert desk.sent[1:] == [("b", 1, 2), ("c", 1, 3)]
+
+
+def test_one_more_is_wanted_for_a_ticket_that_nobody_can_take() -> None:
+    desk = Desk(1, 2)
+    wanted = []
+    for name in ("a", "b", "c"):
+        wanted.append(desk.ledger.is_short)
+        desk.ask(name, 0)
+    assert [*wanted, desk.ledger.is_short] == [False, False, False, True]
+    desk.answer(1, 1, now=1.0)
+    assert not desk.ledger.is_short
+
+
+def test_one_more_is_wanted_for_a_worker_without_a_process() -> None:
+    desk = Desk()
+    desk.ask("a", home=0)
+    assert desk.ledger.is_short
+    desk.ledger.add(1)
+    desk.issue()
+    assert desk.sent == [("a", 1, 1)] and not desk.ledger.is_short
 
 
 def test_a_fenced_one_is_not_heard() -> None:

@@ -16,13 +16,13 @@ import pytest
 
 import feeder
 from crashes.positions import snapshot_at, step_of
-from feeder.checkpoint.local import WriterLock
+from feeder.checkpoint.local import LocalFolder, WriterLock
 from feeder.checkpoint.store import CheckpointStore
 from lineage import forked, status_of
 from project import ROOT
 from sealing import reseal
 from small import WAIT_S
-from watching import says
+from watching import around, says
 
 
 def modes(folder: Path) -> dict[str, str]:
@@ -67,6 +67,7 @@ def test_only_checkpoints_are_listed_counted_and_removed(tmp_path: Path) -> None
         os.mkfifo(tmp_path / "pipe")
         os.symlink(tmp_path / name, tmp_path / "feed.00000009")
         assert store.names() == [name]
+        assert store.exists(name) and not store.exists("notes.txt") and not store.exists("absent")
         for file in ("notes.txt", "feed.00000007"):
             with pytest.raises(feeder.CheckpointError, match="no checkpoint, and is left where"):
                 store.remove(file)
@@ -78,6 +79,33 @@ def test_only_checkpoints_are_listed_counted_and_removed(tmp_path: Path) -> None
     assert set(os.listdir(tmp_path)) == left | {".writer-feed.lock"}
     for file in strange[:-1]:
         assert (tmp_path / file).read_bytes() == b"not to be touched"
+
+
+def test_after_a_save_that_failed_the_next_one_has_a_number_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed may have been written all the same."""
+
+    def fail(*written: Any) -> None:
+        raise feeder.CheckpointError("no answer")
+
+    with CheckpointStore(tmp_path) as store:
+        store.save(snapshot_at(0))
+        with monkeypatch.context() as patch:
+            around(patch, LocalFolder, "create", after=fail)
+            with pytest.raises(feeder.CheckpointError, match="no answer"):
+                store.save(snapshot_at(1))
+        store.save(snapshot_at(2))
+        assert [step_of(store.load(name)) for name in store.names()] == [0, 1, 2]
+
+
+def test_retire_tells_what_it_has_removed(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        names = [store.save(snapshot_at(step)) for step in range(4)]
+        assert (store.retire(3), store.retire(3)) == (names[:1], [])
+        (tmp_path / names[3]).write_bytes((tmp_path / names[3]).read_bytes()[:-1])
+        # The newest that is whole stays.
+        assert (store.retire(1), store.names()) == (names[1:2], names[2:])
 
 
 def test_files_and_folders_are_this_users_alone(tmp_path: Path) -> None:

@@ -103,6 +103,19 @@ def test_a_bad_sector_is_damage_and_passed_over(
     assert "passed over: cannot read checkpoint" in caplog.text
 
 
+def test_a_bad_sector_and_damage_together_are_not_nothing(folder: Path) -> None:
+    """The one that cannot be read may be whole, whichever of the two is the newer."""
+    names = ("feed.00000000", "feed.00000001")
+    for damaged, unread in (names, names[::-1]):
+        data = (folder / damaged).read_bytes()
+        (folder / damaged).write_bytes(data[:-1])
+        store = CheckpointStore(folder, fs=Unreadable(errno.EIO, unread))
+        with pytest.raises(feeder.CheckpointError, match="Input/output error") as caught:
+            store.latest()
+        assert unread in str(caught.value)
+        (folder / damaged).write_bytes(data)
+
+
 def test_a_folder_that_cannot_be_opened_is_not_empty(folder: Path) -> None:
     store = CheckpointStore(folder, fs=Refusing(errno.EACCES, "store"))
     with pytest.raises(feeder.CheckpointError, match="Permission denied; give this user the right"):
