@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from feeder.workers.errors import ResumeError
+from feeder.workers.errors import ConfigError, ResumeError
 from feeder.workers.sources.orders import orders, windowed
 from feeder.workers.sources.orders.orders import (
     Order,
@@ -20,7 +20,7 @@ from feeder.workers.sources.orders.orders import (
     SequentialOrder,
     shuffled_list,
 )
-from feeder.workers.sources.orders.sharding import Sharding
+from feeder.workers.sources.orders.sharding import EpochsInTurn, Sharding
 from feeder.workers.sources.orders.shuffles import shuffle_again
 from feeder.workers.sources.orders.windowed import WindowedOrder
 
@@ -99,7 +99,53 @@ def test_seek_to_k_equals_k_steps(
     assert by_position.indices(epoch, k, length).tolist() == records[k:]
 
 
-@given(sharding=shardings(), epoch=st.integers(0, 50))
+@each_order
+@given(sharding=shardings(), epoch=st.integers(0, 2), data=st.data())
+def test_any_positions_give_the_records_that_stretches_do(
+    make: Make, sharding: Sharding, epoch: int, data: st.DataObject
+) -> None:
+    records = np.array(whole_epoch(make(sharding), epoch))
+    positions = st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=12)
+    at = np.array(data.draw(positions))
+    assert make(sharding).at(epoch, at).tolist() == records[at].tolist()
+
+
+@given(sharding=shardings())
+def test_what_is_told_of_shards_is_what_their_bounds_say(sharding: Sharding) -> None:
+    num, records = sharding.num_shards, np.arange(sharding.num_records)
+    parts = [range(sharding.bound(shard), sharding.bound(shard + 1)) for shard in range(num)]
+    assert [record for part in parts for record in part] == records.tolist()
+    assert sharding.shards_of(records).tolist() == [k for k, part in enumerate(parts) for _ in part]
+    residues = [sharding.residue(shard) for shard in range(num)]
+    assert sorted(residues) == [*range(num)]
+    assert [sum(records % num == residue) for residue in residues] == [*map(len, parts)]
+    assert sharding.is_even == (len({sharding.length(epoch) for epoch in range(num)}) == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"num_records": 0}, "holds no records"),
+        ({"num_shards": 0}, "num_shards is 0"),
+        ({"shard_id": -1}, "shard_id is -1, expected 0 to 2"),
+        ({"shard_id": 3}, "shard_id is 3, expected 0 to 2"),
+        ({"num_records": 2}, "more than the 2 records"),
+    ],
+)
+def test_a_shard_that_cannot_be_is_refused(arguments: dict[str, int], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Sharding(**{"num_records": 3, "num_shards": 3, **arguments})
+
+
+def in_turn(sizes: list[int]) -> EpochsInTurn:
+    return EpochsInTurn(num_records=max(sizes), num_shards=len(sizes), sizes=tuple(sizes))
+
+
+# No more sizes than the largest epoch has records.
+TURNS = st.lists(st.integers(6, 9), min_size=1, max_size=5).map(in_turn)
+
+
+@given(sharding=shardings() | TURNS, epoch=st.integers(0, 50))
 def test_offsets_add_up(sharding: Sharding, epoch: int) -> None:
     lengths = [sharding.length(e) for e in range(epoch)]
     assert sharding.offset(epoch) == sum(lengths)
