@@ -150,6 +150,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "long": (lambda: pack(numbers(), 8, long="cut"), "long is 'cut', expected one of"),  # type: ignore[arg-type]
     "no source": (lambda: pack(5, 8), "int is no source"),  # type: ignore[arg-type]
     "shards": (lambda: pack(numbers(num_shards=2), 8), "pack of a source with shards"),
+    "column twice": (
+        lambda: pack(numbers(), 8, per_token=["w"], per_document=["w"]), r"name \['w'\] twice",
+    ),
+    "column of pack": (lambda: pack(numbers(), 8, per_token=["positions"]), "or pack has it"),
     "twice": (lambda: pack(steps.packed(), 8), "pack of pack, whose rows are not one for each"),
     "map": (lambda: steps.packed().map(len), "pack comes after map"),
     "padding": (lambda: steps.packed(pad_last_batch=True), "pad_last_batch cannot be had of pack"),
@@ -269,6 +273,16 @@ def test_windows_of_uneven_shards_and_shards_of_windows(kind: str, data: st.Data
         assert max(sizes) - min(sizes) <= 2 * window
     with pytest.raises(ConfigError, match="num_shards is 999, more than the"):
         alone.shard(0, 999)
+
+
+@pytest.mark.parametrize("bound", [None, 12])
+def test_shards_as_options_are_those_of_the_step(bound: int | None) -> None:
+    # The first source ends early: windows of the end are of the second alone.
+    source = mix({"a": numbers(0, 20), "b": numbers(100, 90)}, on_exhausted="drop").map(a_document)
+    whole = pack(source, 8, 5, window_tokens=bound)
+    for i in range(3):
+        shard = pack(source, 8, 5, window_tokens=bound, shard_id=i, num_shards=3)
+        assert rows_of(shard, 0) == rows_of(whole.shard(i, 3), 0)
 
 
 def naive_documents(docs: list[Any], size: int, long: str, bos: Any, eos: Any) -> list[Any]:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from calls import epoch_of
 from feeder.workers.errors import ConfigError
-from feeder.workers.sources import Source, mix, pack
+from feeder.workers.sources import RecordError, Source, mix, pack
+from feeder.workers.sources.steps import walked
 from feeder.workers.sources.steps.rows import LEFT_OUT, part_of
 from feeder.workers.stream.batch import Call
 from parts import examples
@@ -29,6 +30,10 @@ def keeps(record: Any) -> bool:
     return bool(record % 5)
 
 
+def is_rare(record: Any) -> bool:
+    return record % 100 % 11 == 4
+
+
 def document(record: Any) -> Any:
     return {"tokens": np.full(int(record) % 9 + 1, record)}
 
@@ -36,9 +41,9 @@ def document(record: Any) -> Any:
 KINDS: dict[str, Callable[[int, int], Source]] = {
     "plain": lambda first, num: numbers(first, num).shuffle().map(document),
     "filtered": lambda first, num: numbers(first, num).filter(keeps).map(document).shuffle(3),
+    "rare": lambda first, num: numbers(first, num).filter(is_rare).map(document),
     "sharded": lambda first, num: numbers(first, num).map(document).shard(1, 2),
 }
-
 
 PACKED: dict[str, Callable[[int, int], Source]] = {
     "packed": lambda first, num: pack(numbers(first, num).map(document), 12, window=5).shuffle(),
@@ -102,6 +107,12 @@ def naive(
             rows.append(row)
         epochs.append(rows)
     return epochs
+
+
+@pytest.fixture(autouse=True)
+def few_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the rare ones the first chunk has no row, and nor have others."""
+    monkeypatch.setattr(walked, "_TOGETHER", 3)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -180,6 +191,20 @@ def test_a_feed_of_it_goes_on_at_every_place(mode: Any, packed: bool) -> None:
         with feed(resume=taken[at][1].token(), num_threads=1 + at % 3) as made:
             for batch, (told, _) in zip(islice(made["train"], 4), taken[at + 1 :], strict=False):
                 assert [batch[name].tolist() for name in NAMES] == told
+
+
+def test_a_source_of_which_nothing_is_left_ends_at_once() -> None:
+    def rows(mode: Any) -> Any:
+        empty = numbers(0, 9).filter(lambda record: False).map(document)
+        parts = {"empty": (empty, 2), "plain": (numbers(1, 4).map(document), 1)}
+        mixture = mix(parts, (), mode, unit="tokens")
+        return mixture.records.samples(np.arange(9), Call(0, 0, 0, 9, SEED))
+
+    assert [len(row["tokens"]) for row in rows("drop")] == [2, 3, 4, 5]
+    with pytest.raises(StopIteration):
+        rows("stop")
+    with pytest.raises(RecordError, match="'empty': no record has a row"):
+        rows("repeat")
 
 
 @pytest.mark.parametrize("rare", [1e-2, 1e-4])
