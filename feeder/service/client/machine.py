@@ -59,6 +59,7 @@ class ConsumerOptions(NamedTuple):
     addresses: tuple[str, ...]
     feed: str
     queue: int
+    replica: int
     credit: int
     hold: int
     skip: int
@@ -73,7 +74,6 @@ class ConsumerOptions(NamedTuple):
     """Name of this consumer, for messages to people: nothing depends on the text."""
     why_frames: str = "frames were asked for"
     """Why batches come in frames, if `plane` is "frames"; the server shows it."""
-    replica: int = 0
 
 
 _STOPS = {"stops": "over"}

@@ -45,8 +45,8 @@ from feeder.service.memory.fdpass import OwnLimitError
 from feeder.service.protocol import messages as say
 
 OPTIONS = ConsumerOptions(
-    addresses=("a", "b"), feed="", queue=0, credit=0, hold=2, skip=3, rejoins=False,
-    takes_over=True, plane="auto", checksum="auto", writable=False, timeout_s=10.0,
+    addresses=("a", "b"), feed="", queue=0, replica=0, credit=0, hold=2, skip=3,
+    rejoins=False, takes_over=True, plane="auto", checksum="auto", writable=False, timeout_s=10.0,
     reconnect_s=20.0, who="a test",
 )  # fmt: skip
 LEASE_S = 6.0
@@ -208,9 +208,9 @@ class Shell:
     def say_farewell(self) -> None:
         self.hear(say.Farewell(generation=b"", reason="it stops"))
 
-    def break_off(self, error: FeedError | None = None) -> None:
+    def break_off(self, error: FeedError | None = None, *, is_server: bool = True) -> None:
         error = error or TransportError("the connection broke")
-        self.do(self.machine.trouble(error, self.at, reached_at=self.now, is_server=True))
+        self.do(self.machine.trouble(error, self.at, reached_at=self.now, is_server=is_server))
 
 
 def running(options: ConsumerOptions = OPTIONS) -> Shell:
@@ -315,7 +315,8 @@ class World(RuleBasedStateMachine):
     @event(asking)
     def refuse(self) -> None:
         self.shell.generation = b""
-        self.shell.say_fault("LeaseLost")
+        # Who comes back has a position of its own: that it is wrong ends the search, too.
+        self.shell.say_fault("ResumeError" if self.facts.rejoins else "LeaseLost")
         self.facts.wants, self.facts.is_over = False, self.facts.leaves
 
     @event(lambda world: asking(world) and bool(world.shell.num_given))
@@ -626,7 +627,8 @@ def test_a_client_that_was_let_in_before_and_is_refused_now_is_told_so() -> None
     assert str(error).endswith("does `feeder serve` run there?; another again")
 
 
-def test_who_used_everything_and_lost_its_server_says_goodbye_at_the_next() -> None:
+@pytest.mark.parametrize("answers", [True, False])
+def test_who_used_everything_and_lost_its_server_says_goodbye_at_the_next(answers: bool) -> None:
     shell = running()
     shell.say_end()
     shell.break_off()
@@ -636,7 +638,10 @@ def test_who_used_everything_and_lost_its_server_says_goodbye_at_the_next() -> N
     assert shell.machine.state == "closing"
     shell.give()
     assert (shell.machine.state, type(shell.sent[-1]), shell.num_dropped) == ("leaving", say.Bye, 1)
-    shell.say_farewell()
+    if answers:
+        shell.say_farewell()
+    else:
+        shell.pass_time(1.0)
     assert shell.machine.state == "over"
 
 
@@ -651,6 +656,18 @@ def test_a_goodbye_has_its_time(handed: int) -> None:
     assert shell.machine.state == ("closing" if handed else "over")
     shell.pass_time(1.0)
     assert (shell.machine.state, shell.endings[1:]) == ("over", [])
+
+
+def test_what_listens_and_is_no_server_is_not_asked_again_at_once() -> None:
+    for is_server, waits in ((True, False), (False, True)):
+        shell = Shell(OPTIONS._replace(addresses=("a",)))
+        shell.step()
+        shell.break_off(is_server=is_server)
+        assert (shell.machine.next_deadline > shell.now) == waits
+        shell.step()
+        assert shell.is_connected != waits
+        shell.pass_time(2.0)
+        assert shell.is_connected
 
 
 def test_a_server_that_lacks_others_is_left_for_the_first_address() -> None:
