@@ -380,9 +380,9 @@ class Merge:
             if short is not None:
                 partition, number, num = short
                 return i, self._place(_wrong_rows(num, expected), partition, number)
-            if i < len(rows) and rows[i] > expected:
+            if rows[i] > expected:
                 return i, self._place(_wrong_rows(rows[i], expected), *call)
-            if i < len(rows) and rows[i] < expected:
+            if rows[i] < expected:
                 short = *call, rows[i]
         self._short = short
         return len(rows), None

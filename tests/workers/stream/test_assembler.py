@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.workers.stream.assembler import Assembler
@@ -108,6 +111,27 @@ def test_a_batch_lies_in_a_slot_of_its_own_device(seed: int, rounds: str) -> Non
             stage.assembler.begin_round()
 
 
+@given(runs=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=8), max_size=5))
+def test_rows_of_chunks_count_until_nobody_can_ask_for_them(runs: list[list[int]]) -> None:
+    """Against the bounds of chunks and batches: a chunk counts as long as it is taken in part, and
+    then as long as the batch does in whose midst it ended."""
+    stage = Stage()
+    ends = np.cumsum([num for run in runs for num in run]).tolist()
+    rows = grown = kept = 0
+    for run in runs:
+        for batch in stage.add(run):
+            assert batch is not None
+            first, rows = rows, rows + batch.rows
+            grown += stage.assembler.settle()[0]
+            kept += batch.kept_rows
+            # The chunk that the batch before ended in, if it ends here.
+            cut = [
+                (begin, end) for begin, end in pairwise([0, *ends]) if begin < first < end <= rows
+            ]
+            assert batch.kept_rows == sum(end - begin for begin, end in cut)
+            assert rows - grown + kept == max(end for end in [0, *ends] if end <= rows)
+
+
 def test_cuts_differ_where_a_chunk_was_cut_elsewhere() -> None:
     (first, _), (again,) = Stage().run([3, 9]), Stage().run([3, 2])
     assert first["id"].tolist() == again["id"].tolist()
@@ -167,8 +191,10 @@ def test_rows_beyond_the_end_are_counted_out(arrival: bool) -> None:
     )  # fmt: skip
     merge.push([(0, 0, 0, [], None, End(None))])
     merge.push([(0, 0, number, [(np.zeros(number),)], None, None) for number in (1, 3)])
+    # Some are the end as well, and the first of the next epoch may be here already.
+    merge.push([(0, 0, 4, [], None, End(None)), (0, 1, 0, [(np.zeros(3),)], None, None)])
     assert isinstance(merge.next(), EpochEnd)
-    merge.push([(0, 0, 2, [(np.zeros(2),)], None, None), (0, 1, 0, [(np.zeros(3),)], None, None)])
+    merge.push([(0, 0, 2, [(np.zeros(2),)], None, None)])
     run = merge.next()
     assert isinstance(run, MergedChunks)
     merge.push([(0, 1, 1, [], None, End(None))])
