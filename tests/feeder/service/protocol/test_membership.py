@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from feeder.errors import FeedError
 from feeder.service.protocol import membership as ms
 
 LEASE_S = 30.0
@@ -70,6 +71,30 @@ def test_who_had_everything_and_is_silent_is_not_waited_for() -> None:
     assert feed.members[0].hangs
     assert feed.missing() == []
     assert begins(dies_and_comes_back(feed, 1))
+
+
+@pytest.mark.parametrize(
+    ("known", "passed", "differs", "doubted"),
+    [
+        ([], (), 2, [0, 2]),
+        # Two of three agree, and it is not known with what.
+        ([], (1,), 2, [2]),
+        ([], (1, 2), None, []),
+        ([1], (1,), 2, [2]),
+        ([1], (1,), None, []),
+        ([2], (1,), None, [0, 1]),
+        ([2], (), None, [0, 1]),
+    ],
+)
+def test_who_agrees_with_one_that_is_known_to_stand_right_is_not_doubted(
+    known: list[int], passed: tuple[int, ...], differs: int | None, doubted: list[int]
+) -> None:
+    run = ms.RunMembers(ms.Membership(3, LEASE_S).members, 2)
+    for seat in known:
+        run.members[seat].agrees = True
+    run.settle(passed)
+    failed = ms.Failed(FeedError("it broke"), differs, at_start=True)
+    assert [member.seat for member in run.doubted(failed)] == doubted
 
 
 def test_an_undecided_one_that_is_gone_is_not_waited_for() -> None:
