@@ -177,6 +177,26 @@ def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path, name: 
     assert os.listdir(tmp_path) == ["folder"]
 
 
+def test_rows_behind_those_of_a_type_without_a_name_are_found() -> None:
+    """Of before such names were written: the rows are fetched again, and nobody's are mixed up."""
+    (state,) = feed_to(1).snapshot().states
+    assert state.rows is not None
+    kept = (state.rows[0] + 100, *state.rows[1:])
+    data = bytes(feeder.Snapshot((state, state._replace(number=1, rows=kept))))
+    body = data[HEAD_BYTES:]
+    end = 4 + int.from_bytes(body[:4], "little")
+    header = msgpack.unpackb(body[4:end])
+    header[0][4][0][2] = "<V2"
+    packed = msgpack.packb(header)
+    body = len(packed).to_bytes(4, "little") + packed + body[end:]
+    numbers = data[8:12] + len(body).to_bytes(8, "little")
+    sealed = data[:8] + numbers + xxhash.xxh3_128_digest(numbers + body) + body
+    first, second = feeder.Snapshot.from_bytes(sealed).states
+    assert (first.columns, first.rows) == (None, None)
+    assert second.rows is not None
+    assert all(np.array_equal(*pair) for pair in zip(second.rows, kept, strict=True))
+
+
 def test_the_text_of_a_position_is_no_path_and_not_shown_in_full() -> None:
     with pytest.raises(feeder.CheckpointError) as caught:
         make(Pure(), resume=str(make(Pure()).state_dict()))
