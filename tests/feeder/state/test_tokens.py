@@ -24,7 +24,7 @@ DEALINGS = st.builds(
 
 @st.composite
 def positions(draw: st.DrawFn) -> Position:
-    num = draw(st.integers(1, 20))
+    num = draw(st.just(1) | st.integers(2, 20))
     live = draw(st.lists(st.booleans(), min_size=num, max_size=num).filter(any))
     calls, rows = ([draw(COUNTS) for _ in range(num)] for _ in range(2))
     return Position(

@@ -200,6 +200,15 @@ def test_shards_of_a_mixture_have_its_proportions_at_each_place(data: st.DataObj
             assert all(abs(has[k] - n / num) <= block for k, n in enumerate(told.values()))
 
 
+@pytest.mark.parametrize("mode", ["drop", "stop"])
+def test_each_epoch_begins_with_the_first_records_unless_sources_repeat(mode: Any) -> None:
+    mixture = of({"a": 10, "b": 30}, {"a": 1, "b": 1}, on_exhausted=mode)
+    for epoch in range(3):
+        rows = rows_of(mixture, epoch)
+        assert [row for row in rows if row < 1000] == [*range(10)]
+        assert [row for row in rows if row >= 1000] == [*range(1000, 990 + len(rows))]
+
+
 @pytest.mark.parametrize("mode", ["drop", "repeat"])
 @settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())
@@ -470,15 +479,16 @@ def test_of_a_mixture_in_another_order_nothing_is_told() -> None:
     [
         {"source.blocks": 5}, {"source.blocks": []}, {"source.blocks": [[0, 1]]},
         {"source.blocks": [[0, 1, 10**15, 1, 1]]}, {"source.blocks": [[0, 0, 0, 0, 0]]},
+        {"source.blocks": [[0, 1, 1, 1, 1], [3, 1, 10**15, 1, 1]]},
         {"source.blocks": [["a", "b", "c", "d", "e"]]}, {"source.size": None}, {"batch_size": "x"},
-        {"source.source": []}, {"source.on_exhausted": []}, {"seed": None},
+        {"source.source": [], "source.of.source": "mix"}, {"source.on_exhausted": []}, {"seed": None},
     ],
 )  # fmt: skip
 def test_of_fields_that_somebody_else_wrote_nothing_is_told(wrong: dict[str, Any]) -> None:
     with make_feed(steps.mixture(), ["x", "u"], 6, last_batch="carry") as made:
         next(made["train"])
         (state,) = made.snapshot().states
-    strange = state._replace(fingerprint={**state.fingerprint, "source.of.source": "mix", **wrong})
+    strange = state._replace(fingerprint={**state.fingerprint, **wrong})
     assert len(feeder.Snapshot((strange,)).describe().splitlines()) <= 2
 
 

@@ -14,6 +14,7 @@ import feeder
 import small
 from conformance.served import reading, serving
 from feeder.service.server import io_loop as serving_module
+from feeder.service.server.delivery import Delivery
 from feeder.service.server.group import ConsumerGroup
 from feeds import make
 
@@ -137,6 +138,24 @@ def test_a_fault_of_the_servers_own_reaches_who_asks_for_a_queue(
                 feeder.connect(server.addresses[0])
         with reading(server) as consumer:
             assert next(consumer).step == 0
+    caplog.clear()  # The traceback that was logged holds the server.
+
+
+def test_a_fault_of_the_servers_own_reaches_whom_it_sends_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: object) -> int:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Delivery, "_most", broken)
+    with (
+        serving(lambda: failing(lambda call: [np.full(4, call.index)], epochs=None)) as server,
+        reading(server) as consumer,
+        pytest.raises(feeder.RemoteError, match="ZeroDivisionError: a bug") as caught,
+    ):
+        next(consumer)
+    for told in ("\n".join(caught.value.__notes__), caplog.text):
+        assert "in broken" in told
     caplog.clear()  # The traceback that was logged holds the server.
 
 
