@@ -171,6 +171,7 @@ LEAVES: dict[str, Callable[[ArrayLoader], object]] = {
     "close": lambda loader: loader.close(),
     "begin_epoch": lambda loader: loader.begin_epoch(2),
     "load_state_dict": lambda loader: loader.load_state_dict(loader.state_dict()),
+    "rewind": lambda loader: loader.rewind(loader.step),
 }
 
 
@@ -198,9 +199,10 @@ def test_a_state_may_be_of_any_of_the_last_batches() -> None:
         assert epoch_of(other) == batches[used:6]
 
 
-@pytest.mark.parametrize(("how", "at"), [("load_state_dict", 2), ("begin_epoch", 12)])
+@pytest.mark.parametrize(("how", "at"), [("load_state_dict", 2), ("begin_epoch", 12), ("rewind", 2)])
 def test_batches_of_before_a_load_are_not_asked_for(how: str, at: int) -> None:
     loader, other = numbers(), numbers()
+    loader.keep()  # So that a rewind reads nothing again.
     for _ in zip(range(4), loader, strict=False):
         pass
     loop = iter(other)

@@ -93,3 +93,23 @@ def test_each_epoch_begins_with_a_round_where_rounds_end_with_epochs(
         shifted = counting._replace(begins=counting.number(Place(5, begins, 0)))
         into = index - begins if epoch == 5 else index
         assert shifted.queue(number) == into % num
+
+
+@given(
+    num=NUMS,
+    begins=st.lists(st.tuples(st.integers(0, 3), STEPS), min_size=2, max_size=2),
+    epoch=st.integers(0, 3),
+    index=STEPS,
+)
+def test_countings_agree_on_the_queue_of_a_batch_or_one_knows_nothing_of_it(
+    num: int, begins: list[tuple[int, int]], epoch: int, index: int
+) -> None:
+    counting = Counting(num, per_epoch=True)
+    one, other = (
+        counting._replace(begins=counting.number(Place(*place, 0))) for place in begins
+    )
+    number = counting.number(Place(epoch, index, 0))
+    # Of the epochs before the one that it begins in a counting knows nothing.
+    knows = epoch >= max(since for since, _ in begins)
+    agrees = not knows or one.queue(number) == other.queue(number)
+    assert one.agrees(other, number) == other.agrees(one, number) == agrees
