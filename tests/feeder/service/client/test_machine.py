@@ -728,6 +728,20 @@ def test_a_question_nobody_answers_is_refused() -> None:
     assert all(isinstance(answer, RemoteError) for _, answer in shell.answers)
 
 
+def test_a_server_is_not_asked_for_what_came_before_it() -> None:
+    shell = running()
+    shell.break_off()
+    shell.step()
+    shell.give()
+    early, late = (SimpleNamespace(given_up=False) for _ in range(2))
+    shell.do(shell.machine.ask_snapshot(early, shell.at))
+    ((asked, answer),) = shell.answers
+    assert asked is early and "the server does not know the leftover rows" in str(answer)
+    shell.handed = 1
+    shell.do(shell.machine.ask_snapshot(late, shell.at))
+    assert [one.sequence for one in shell.sent if isinstance(one, say.Snapshot)] == [0]
+
+
 def test_who_has_failed_looks_for_no_server() -> None:
     for sequence in (1, None):
         shell = running()

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import feeder
-from conformance.served import reading, serving
+from conformance.served import reading, served, serving
 from feeder.service.client import consumer as consumer_module
 from feeder.service.protocol import messages as say
 from feeder.service.server.group import ConsumerGroup
 from feeds import make
 from peers import WAIT_S
+from small import Calls
 
 pytestmark = pytest.mark.served
 
@@ -133,3 +134,19 @@ def test_a_consumer_that_is_closed_is_asked_for_no_snapshot() -> None:
         consumer.close()
         with pytest.raises(feeder.ClosedError):
             consumer.snapshot()
+
+
+@pytest.mark.parametrize("num", [0, 1])
+def test_who_had_no_batch_knows_the_columns_at_the_end(num: int) -> None:
+    def short() -> feeder.Coordinator:
+        fetch = Calls(num, lambda call: [np.full(4, call.index)])
+        return make(fetch, input_blob_names=["id"], batch_size=4, epochs=1)
+
+    with short() as coordinator:
+        list(coordinator["train"])
+        (wanted,) = coordinator.snapshot().states
+    with served("ipc", short, num_queues=2) as seen:
+        for queue, consumer in enumerate(seen.consumers):
+            assert len(list(consumer)) == (queue < num)
+            (state,) = feeder.Snapshot.from_bytes(consumer.state_dict()["feeder"]).states
+            assert (state.columns, state.summary) == (wanted.columns, wanted.summary)
