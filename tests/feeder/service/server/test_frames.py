@@ -142,3 +142,18 @@ def test_positions_that_no_server_takes_are_told_of_once(
     assert len(told) == ((scheme, rows) == ("tcp", 40_000))
     assert (num_bytes > 2**17) == (rows == 40_000)
     assert all("use a unix socket or keys" in line for line in told)
+
+
+def test_who_wants_shared_memory_gets_no_frames_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*offer: Any) -> None:
+        raise OSError("no socket there")
+
+    monkeypatch.setattr(client_lease, "attach", refuse)
+    with serving(make(fetch, NAMES, ROWS)) as server:
+        with reading(server) as consumer:
+            assert consumer.plane == "frames"
+        with (
+            pytest.raises(feeder.TransportError, match="no shared memory to this server: no sock"),
+            reading(server, plane="shared") as consumer,
+        ):
+            next(consumer)
