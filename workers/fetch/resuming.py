@@ -124,9 +124,7 @@ class StreamStart:
     @property
     def begins_epoch(self) -> bool:
         """Whether no row of the epoch has been merged before."""
-        # Rows that were carried over belong to this epoch, so that it is not empty.
-        carried = self._spec.last_batch == "carry"
-        return self.index == 0 and self._leftover is None and not carried
+        return self.index == 0 and self._leftover is None
 
     @property
     def first_partition(self) -> int | None:

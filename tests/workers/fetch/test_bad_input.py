@@ -237,6 +237,29 @@ def test_an_epoch_without_a_row_is_an_error_where_several_were_asked_for() -> No
     )
 
 
+@pytest.mark.parametrize("last_batch", ["keep", "carry"])
+@pytest.mark.parametrize("sizes", [[4, 0, 4], [0, 4], [4, 4, 0, 4], [2, 4, 0, 3]])
+def test_an_epoch_without_a_row_is_an_error_after_a_resume_as_before(
+    sizes: list[int], last_batch: str
+) -> None:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index or not sizes[call.epoch]:
+            raise StopIteration
+        return [np.full(sizes[call.epoch], call.epoch)]
+
+    def ends(**settings: Any) -> tuple[str, list[bytes]]:
+        made = make(fetch, ["x"], 4, epochs=len(sizes), last_batch=last_batch, **settings)
+        tokens: list[bytes] = []
+        with made, pytest.raises(feeder.FetchError, match="ended without a row") as caught:
+            for batch in made["train"]:
+                tokens.append(batch.cut.token())
+        return str(caught.value), tokens
+
+    told, tokens = ends()
+    assert told.startswith(f"epoch {sizes.index(0)} ended")
+    assert [ends(resume=token)[0] for token in tokens] == [told] * len(tokens)
+
+
 class Unspeakable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
