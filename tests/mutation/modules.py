@@ -26,6 +26,7 @@ _MIXED = (
 _STATE = ("tests/feeder/state", "tests/conformance/test_golden_files.py")
 _LOADERS = (
     "tests/feeder/adapters/test_loops.py",
+    "tests/adapters/test_frozen_states.py",
     "tests/adapters/test_torch_loader.py",
     "tests/adapters/test_torch_states.py",
     "tests/adapters/test_torch_draws.py",
