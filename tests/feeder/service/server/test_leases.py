@@ -328,10 +328,13 @@ class Fan:
             check=lambda batches: None, free=lambda batch: self.freed.append(batch.step),
         )  # fmt: skip
         self.counted = 0
+        self.held = [0] * 4
         self.fan.count_out = self._count
 
     def _count(self, held: Any) -> None:
         self.counted += held.batches
+        new = (held.batches, held.rows, held.num_bytes, held.kept_rows)
+        self.held = [sum(both) for both in zip(self.held, new, strict=True)]
 
     def sent(self, replica: int, num: int) -> int:
         """How many more are counted out once a replica was sent so many."""
@@ -341,7 +344,7 @@ class Fan:
 
 
 def batches(num: int) -> list[Any]:
-    return [SimpleNamespace(step=step, rows=8, held_bytes=64, kept_rows=0) for step in range(num)]
+    return [SimpleNamespace(step=step, rows=8, held_bytes=64, kept_rows=5) for step in range(num)]
 
 
 def test_what_all_replicas_are_past_is_counted_once() -> None:
@@ -350,6 +353,17 @@ def test_what_all_replicas_are_past_is_counted_once() -> None:
     assert [fan.sent(1, 4), fan.sent(2, 1), fan.sent(2, 9)] == [1, 1, 1]
     assert [fan.sent(0, 1), fan.sent(0, 7), fan.sent(1, 7)] == [1, 0, 7]
     assert [Fan(0).sent(0, num) for num in (3, 0)] == [3, 0]
+
+
+def test_what_was_sent_and_what_was_used_are_counted_apart() -> None:
+    fan, told = Fan(0, 0), []
+    for note, replica, num in (
+        (fan.fan.note_sent, 0, 3), (fan.fan.note_used, 0, 3), (fan.fan.note_sent, 1, 2),
+        (fan.fan.note_used, 1, 1),
+    ):  # fmt: skip
+        note(replica, batches(num))
+        told.append(fan.held)
+    assert told == [[0, 0, 0, 0], [0, 0, 0, 0], [2, 16, 128, 0], [2, 16, 128, 5]]
 
 
 def test_a_replica_that_begins_later_is_past_what_it_is_not_sent() -> None:
