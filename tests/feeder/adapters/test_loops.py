@@ -199,7 +199,9 @@ def test_a_state_may_be_of_any_of_the_last_batches() -> None:
         assert epoch_of(other) == batches[used:6]
 
 
-@pytest.mark.parametrize(("how", "at"), [("load_state_dict", 2), ("begin_epoch", 12), ("rewind", 2)])
+@pytest.mark.parametrize(
+    ("how", "at"), [("load_state_dict", 2), ("begin_epoch", 12), ("rewind", 2)]
+)
 def test_batches_of_before_a_load_are_not_asked_for(how: str, at: int) -> None:
     loader, other = numbers(), numbers()
     loader.keep()  # So that a rewind reads nothing again.

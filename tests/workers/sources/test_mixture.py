@@ -481,7 +481,8 @@ def test_of_a_mixture_in_another_order_nothing_is_told() -> None:
         {"source.blocks": [[0, 1, 10**15, 1, 1]]}, {"source.blocks": [[0, 0, 0, 0, 0]]},
         {"source.blocks": [[0, 1, 1, 1, 1], [3, 1, 10**15, 1, 1]]},
         {"source.blocks": [["a", "b", "c", "d", "e"]]}, {"source.size": None}, {"batch_size": "x"},
-        {"source.source": [], "source.of.source": "mix"}, {"source.on_exhausted": []}, {"seed": None},
+        {"source.source": [], "source.of.source": "mix"}, {"source.on_exhausted": []},
+        {"seed": None},
     ],
 )  # fmt: skip
 def test_of_fields_that_somebody_else_wrote_nothing_is_told(wrong: dict[str, Any]) -> None:

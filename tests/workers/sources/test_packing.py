@@ -151,7 +151,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no source": (lambda: pack(5, 8), "int is no source"),  # type: ignore[arg-type]
     "shards": (lambda: pack(numbers(num_shards=2), 8), "pack of a source with shards"),
     "column twice": (
-        lambda: pack(numbers(), 8, per_token=["w"], per_document=["w"]), r"name \['w'\] twice",
+        lambda: pack(numbers(), 8, per_token=["w"], per_document=["w"]),
+        r"name \['w'\] twice",
     ),
     "column of pack": (lambda: pack(numbers(), 8, per_token=["positions"]), "or pack has it"),
     "twice": (lambda: pack(steps.packed(), 8), "pack of pack, whose rows are not one for each"),

@@ -105,9 +105,7 @@ def test_countings_agree_on_the_queue_of_a_batch_or_one_knows_nothing_of_it(
     num: int, begins: list[tuple[int, int]], epoch: int, index: int
 ) -> None:
     counting = Counting(num, per_epoch=True)
-    one, other = (
-        counting._replace(begins=counting.number(Place(*place, 0))) for place in begins
-    )
+    one, other = (counting._replace(begins=counting.number(Place(*place, 0))) for place in begins)
     number = counting.number(Place(epoch, index, 0))
     # Of the epochs before the one that it begins in a counting knows nothing.
     knows = epoch >= max(since for since, _ in begins)

@@ -357,11 +357,11 @@ def test_what_all_replicas_are_past_is_counted_once() -> None:
 
 def test_what_was_sent_and_what_was_used_are_counted_apart() -> None:
     fan, told = Fan(0, 0), []
-    for note, replica, num in (
+    for tell, replica, num in (
         (fan.fan.note_sent, 0, 3), (fan.fan.note_used, 0, 3), (fan.fan.note_sent, 1, 2),
         (fan.fan.note_used, 1, 1),
     ):  # fmt: skip
-        note(replica, batches(num))
+        tell(replica, batches(num))
         told.append(fan.held)
     assert told == [[0, 0, 0, 0], [0, 0, 0, 0], [2, 16, 128, 0], [2, 16, 128, 5]]
 

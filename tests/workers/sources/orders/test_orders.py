@@ -4,6 +4,7 @@ reached at once as it is step by step."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,9 +133,10 @@ def test_what_is_told_of_shards_is_what_their_bounds_say(sharding: Sharding) -> 
         ({"num_records": 2}, "more than the 2 records"),
     ],
 )
-def test_a_shard_that_cannot_be_is_refused(arguments: dict[str, int], told: str) -> None:
+def test_a_shard_that_cannot_be_is_refused(arguments: dict[str, Any], told: str) -> None:
+    plain: dict[str, Any] = {"num_records": 3, "num_shards": 3}
     with pytest.raises(ConfigError, match=told):
-        Sharding(**{"num_records": 3, "num_shards": 3, **arguments})
+        Sharding(**plain | arguments)
 
 
 def in_turn(sizes: list[int]) -> EpochsInTurn:
