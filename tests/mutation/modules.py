@@ -81,6 +81,7 @@ CORE = {
         "tests/workers/stream/test_assembler.py",
         *_SERVER,
         "tests/conformance/test_elastic.py",
+        "tests/conformance/test_served_positions.py",
         *_STREAM,
     ),
     "workers/fetch/resuming.py": (
