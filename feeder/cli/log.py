@@ -43,6 +43,9 @@ def _lines(chapter: dict[str, Any]) -> list[str]:
     first, last = chapter["from_step"], chapter["to_step"] - 1
     steps = f"steps {first} to {last}" if first <= last else "no steps yet"
     lines.append(f"{steps}, {chapter['rows_of_a_call']} rows a call, seed {chapter['seed']}")
+    if packing := chapter.get("packing"):
+        sizes = ", ".join(f"{name} {value}" for name, value in packing.items() if name != "source")
+        lines.append(f"  {packing['source']}: {sizes}")
     for name, source in chapter["sources"].items():
         excluded = f", {source['excluded']} excluded" if source["excluded"] else ""
         lines.append(

@@ -28,6 +28,13 @@ def read_records(asked: Asked, step: int, places: Sequence[Cut]) -> Rows:
     checked("step", step)
     known = [cut for cut in places if cut.step <= step and not cut.finished]
     at = max(known, key=lambda cut: cut.step, default=None)
+    run: Any = getattr(asked.stream.fetch, "run", None)
+    if run is not None and (at is None or at.step < run.edits[-1].step):
+        raise ConfigError(
+            f"step is {step}, and the last edit of feed {asked.name!r} is at step "
+            f"{run.edits[-1].step}: rows that have to be read are known from there on, by a place "
+            "that the feed has been at"
+        )
     logger.info(
         "the records of step %d of feed %r are read from step %d on: at least %d rows", step,
         asked.name, 0 if at is None else at.step,
@@ -69,6 +76,10 @@ def _batches(asked: Asked, at: Cut | None) -> Iterator[tuple[int, list[Any]]]:
 
 def _num_calls(asked: Asked, epoch: int) -> int:
     source: Any = asked.stream.fetch
+    if (num_calls := getattr(source, "num_calls", None)) is not None:
+        # Calls of an edited run have one window each, or the records of one.
+        num: int = num_calls(epoch)
+        return num
     size = 1 if source.traits.one_per_call else asked.stream.rows_asked
     rows: int = source.rows(epoch, size)
     # The first call of an epoch gives less, if rows flow into it from the epoch before.

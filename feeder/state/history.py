@@ -28,17 +28,21 @@ if TYPE_CHECKING:
     from feeder.config import FeedConfig
     from feeder.state.positions import Positions
     from feeder.workers.sources.chapters import Edit, Part, Run, Settings
+    from feeder.workers.sources.edited import Edited
     from feeder.workers.sources.source import Source
 
 logger = logging.getLogger("feeder")
 
 FORMAT = 1
+FORMAT_OF_WINDOWS = 2
+"""Of runs whose rows are not one for each record: an edit says what it has found of windows."""
 _STEPS_TOLD = 100
 """Of so many records that have come a log line tells the steps."""
 _SOURCE = "source."
 _SIZES = ("batch_size", "global_batch_size")
 _EDITABLE = "weights and schedule of a mixture, its sources, records that are added at the end of "\
-            "a source or excluded, batch_size, global_batch_size and seed"  # fmt: skip
+            "a source or excluded, sizes of packing, batch_size, global_batch_size and "\
+            "seed"  # fmt: skip
 
 # ---- Edits as plain values
 
@@ -51,7 +55,7 @@ def pack(edits: Sequence[Edit], now: Settings) -> list[Any]:
         *(e.was._replace(blocks=short(e.was.blocks, _sizes(e.was), e.was.mode)) for e in edits), now
     ]  # fmt: skip
     names = list(dict.fromkeys(name for one in chapters for name in one.parts))
-    packed = [
+    packed: list[list[Any]] = [
         [
             edit.epoch, edit.call, edit.record, edit.step, edit.note,
             [list(edit.standings[name]) if name in edit.standings else None for name in names],
@@ -59,12 +63,18 @@ def pack(edits: Sequence[Edit], now: Settings) -> list[Any]:
         ]
         for edit, was, after in zip(edits, chapters[:-1], chapters[1:], strict=True)
     ]  # fmt: skip
-    return [FORMAT, names, packed]
+    if now.packing is None:
+        return [FORMAT, names, packed]
+    for edit, one in zip(edits, packed, strict=True):
+        one.append(None if edit.left is None else list(edit.left))
+    return [FORMAT_OF_WINDOWS, names, packed]
 
 
 def _packed(one: Settings, after: Settings) -> dict[str, Any]:
     """Those settings that differ from the ones after."""
     told = {k: v for k, v in one._asdict().items() if v != getattr(after, k) and k != "parts"}
+    if "packing" in told:
+        told["packing"] = dict(_differing(one.packing or {}, after.packing or {}))
     if list(one.parts) != list(after.parts):
         told["names"] = list(one.parts)
     parts = {
@@ -75,29 +85,41 @@ def _packed(one: Settings, after: Settings) -> dict[str, Any]:
     return {**told, **({"parts": parts} if parts else {})}
 
 
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields that are not alike, as the first one has them; None for one that it has not."""
+    for name in dict.fromkeys([*one, *other]):
+        if one.get(name) != other.get(name):
+            yield name, one.get(name)
+
+
 def unpack(history: Any, now: Settings) -> list[Edit]:
     """Edits of plain values. Raises `ResumeError` if there is no sense in them."""
-    from feeder.workers.sources.chapters import Edit, Part, Standing
+    from feeder.workers.sources.chapters import Edit, Left, Part, Standing
 
     with _sensible():
         number, names, packed = history
-        if number != FORMAT:
+        if number != (FORMAT if now.packing is None else FORMAT_OF_WINDOWS):
             raise ResumeError(
-                f"the history of the run has format {number}, expected at most {FORMAT}; update "
-                "feeder"
+                f"the history of the run has format {number}, expected at most "
+                f"{FORMAT_OF_WINDOWS}; update feeder"
             )
         edits: list[Edit] = []
-        for epoch, call, record, step, note, at, rest, given in reversed(packed):
+        for epoch, call, record, step, note, at, rest, given, *windows in reversed(packed):
             told = dict(given)
+            left = Left(*windows[0]) if windows and windows[0] is not None else None
             parts = {
                 name: Part(size, kept, data, tuple((a, b) for a, b in excluded))
                 for name, (size, kept, data, excluded) in told.pop("parts", {}).items()
             }
             own = told.pop("names", list(now.parts))
+            packing = {**(now.packing or {}), **told.pop("packing", {})}
+            packing = {k: v for k, v in packing.items() if v is not None}
             standings = {n: Standing(*s) for n, s in zip(names, at, strict=True) if s is not None}
             # What was before the edit; this is the chapter after the edit before.
-            now = now._replace(parts={n: parts.get(n) or now.parts[n] for n in own}, **told)
-            edits.insert(0, Edit(epoch, call, record, step, note, standings, rest, now))
+            now = now._replace(packing=packing or None, **told)._replace(
+                parts={n: parts.get(n) or now.parts[n] for n in own}
+            )
+            edits.insert(0, Edit(epoch, call, record, step, note, standings, rest, now, left))
         return edits
 
 
@@ -116,12 +138,18 @@ def _sizes(one: Settings) -> list[int]:
     return [len(part.selection) for part in one.parts.values()]
 
 
-def settings_in(fingerprint: Mapping[str, Any]) -> Settings:
-    """What a run is made of, by the fields of a position. Raises `ConfigError`."""
+def settings_in(fingerprint: Mapping[str, Any], *, skips: bool) -> Settings:
+    """What a run is made of, by the fields of a position, and by whether records may be left out.
+    Raises `ConfigError`."""
     from feeder.workers.sources.chapters import settings_of
 
     asked = next(fingerprint[name] for name in _SIZES if name in fingerprint)
-    return settings_of(_told(fingerprint), asked, fingerprint["seed"])
+    return settings_of(_told(fingerprint), asked, fingerprint["seed"], skips=skips)
+
+
+def _of_windows(history: Any) -> bool:
+    """Whether a history says what edits have found of windows."""
+    return isinstance(history, list) and history[:1] == [FORMAT_OF_WINDOWS]
 
 
 def _told(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +177,9 @@ def described(fingerprint: Mapping[str, Any]) -> Source:
     with _sensible():
         if (history := fingerprint.get(HISTORY)) is None:
             return source
-        now = settings_in(fingerprint)
+        now = settings_in(fingerprint, skips=_of_windows(history))
+        if now.packing is not None or _of_windows(history):
+            raise ConfigError("which rows an edited run has depends on what is in the records")
         return Edited(source, unpack(history, now), now, history)
 
 
@@ -163,18 +193,31 @@ def go_on(given: Positions, state: StreamState) -> Resume:
     found = owner.find(state)._replace(owner=owner)
     run: Run = owner.config.stream.fetch.run  # type: ignore[attr-defined]
     for made in reversed(run.edits):
-        if made.was.asked != run.settings.asked and found.cut.step < made.step:
+        what = [
+            f"{name} {one!r} then"
+            for name, (one, other) in _shapes(made.was, run.settings).items()
+            if one != other
+        ]
+        if what and found.cut.step < made.step:
             raise ResumeError(
                 f"the position of feed {given.config.name!r} is before step {made.step}, from which"
-                f" on batches have another size, {made.was.asked} rows of a call then: what comes "
+                f" on batches have another size, {', '.join(what)}: what comes "
                 "before such an edit cannot be had again"
             )
     return found
 
 
+def _shapes(*chapters: Settings) -> dict[str, list[Any]]:
+    """What batches of one feed have in common."""
+    return {
+        "rows of a call": [one.asked for one in chapters],
+        "seq_len": [(one.packing or {}).get("seq_len") for one in chapters],
+    }
+
+
 def with_history(given: Positions, history: Any) -> Positions:
     """The positions of a stream whose run has this history. Raises `ResumeError`."""
-    now = settings_in(given.fingerprint)
+    now = settings_in(given.fingerprint, skips=_of_windows(history))
     with _sensible():
         return _edited(given, unpack(history, now), now, history)
 
@@ -184,12 +227,21 @@ def _edited(
 ) -> Positions:
     """The positions of a stream whose run has been edited so: `history` is that as values."""
     from feeder.state.positions import Positions
-    from feeder.workers.sources.edited import Edited
 
     check_can_be_edited(given.config)
-    source: Any = given.config.stream.fetch
-    fetch = Edited(source, edits, now, history)
+    fetch = _source(given, edits, now, history)
     return Positions(given.config.with_fetch(fetch)._replace(edit=None), given.number)
+
+
+def _source(
+    given: Positions, edits: Sequence[Edit], now: Settings, history: Sequence[Any] = ()
+) -> Edited:
+    """The source of a run that has been edited so."""
+    from feeder.workers.sources.edited import Edited
+    from feeder.workers.sources.repacked import Repacked
+
+    source: Any = given.config.stream.fetch
+    return (Edited if now.packing is None else Repacked)(source, edits, now, history)
 
 
 def number_of(history: Any) -> str:
@@ -203,90 +255,99 @@ def edit(given: Positions, state: StreamState, note: str) -> Resume:
     already, and the last edit has this note, it goes on as without one. Raises `ResumeError`."""
     then_fields = {k: v for k, v in state.fingerprint.items() if k != HISTORY}
     check_edit(given, then_fields)
-    now, was = settings_in(given.fingerprint), settings_in(then_fields)
     history = state.fingerprint.get(HISTORY)
+    source: Any = given.config.stream.fetch
+    skips = source.traits.may_skip if history is None else _of_windows(history)
+    now, was = (settings_in(one, skips=skips) for one in (given.fingerprint, then_fields))
+    if now.packing is None and source.traits.may_skip:
+        raise ConfigError(
+            f"the run of feed {given.config.name!r} cannot be edited: none of its records could be "
+            "left out when it was edited before, and now on_error='skip' may leave some out"
+        )
     edits = [] if history is None else unpack(history, was)
     if now == was and edits and edits[-1].note == note:
         return go_on(given, state)
-    fetch: Any = given.config.stream.fetch
-    run, cut, record = _place(given, state, edits, was)
+    run, cut, found = _place(given, state, edits, was)
     if edits and cut.step < edits[-1].step:
         raise ResumeError(
             f"the position of feed {given.config.name!r} is at step {cut.step}, before an edit at "
             f"step {edits[-1].step} of its own history: edit from a position after it"
         )
-    _check_back(given.config.name, run, now)
-    from feeder.workers.sources.edited import edit_at
-
-    made = edit_at(
-        run, fetch, now, note,
-        epoch=cut.position.epoch, call=cut.position.calls[0], record=record, step=cut.step,
+    _check_back(given.config.name, run.run, now)
+    made = run.edit_at(
+        source, now, note, epoch=cut.position.epoch, call=cut.position.calls[0], step=cut.step,
+        **found,
     )  # fmt: skip
+    if now.packing is not None and made.left is None:
+        # Rows go on as they did, within a window, too.
+        cut = _cut(given, state)
+        made = made._replace(step=cut.step)
     owner = _edited(given, [*edits, made], now, pack([*edits, made], now))
     _tell(given.config.name, made, now, _came(given, edits, made, now))
+    # Rows of another length are other columns.
+    is_alike = (was.packing or {}).get("seq_len") == (now.packing or {}).get("seq_len")
     return Resume(
-        cut=replace(cut, encode=owner.id.encode), rows=state.rows, columns=state.columns,
-        left_out=state.left_out, owner=owner,
+        cut=replace(cut, encode=owner.id.encode), rows=state.rows,
+        columns=state.columns if is_alike else None, left_out=state.left_out, owner=owner,
     )  # fmt: skip
 
 
 def _place(
     given: Positions, state: StreamState, edits: Sequence[Edit], was: Settings
-) -> tuple[Run, Cut, int]:
-    """The run as it was; the place of an edit, and how many records of the epoch come before it:
-    the end of the round that the position is in, or the start of the next epoch if this one has no
-    more batches."""
-    from feeder.workers.sources.edited import Edited, Gone
-
+) -> tuple[Edited, Cut, dict[str, int]]:
+    """The run as it was; the place of an edit, and what of the epoch comes before it: the end of
+    the round that the position is in, or the start of the next epoch if this one has no more
+    batches."""
     config, name, epochs = given.config, given.config.name, given.config.stream.epochs
-    fetch: Any = config.stream.fetch
     with _sensible():
-        source = Edited(fetch, edits, was, ())
-    run = source.run
-    digest = fingerprint_digest(state.fingerprint)
-    cut = given.id._replace(older=(digest,)).decode(state.token, epochs)
+        source = _source(given, edits, was)
+    cut = _cut(given, state)
     dealing, size, rest = cut.dealing, was.asked, 0
     if dealing is None:
         given.check_round(cut)
     else:
         size, rest = dealing.batch_size, dealing.rest(cut.epoch, cut.step)
-    position = cut.position
-    epoch, index = position.epoch, cut.index
-    record = run.rows_of(epoch, position.calls[0])[0]
-    if cut.leftover is not None:
-        # Batches of several queues may end within a call.
-        record = run.rows_of(epoch, cut.leftover.call)[0] + cut.leftover.taken
+    walk = source.walk(cut, config.stream)
+    index = cut.index
     least = size if config.stream.last_batch == "drop" else 1
-    last = max([epoch, *(one.epoch for one in edits)])
+    last = max([walk.epoch, *(one.epoch for one in edits)])
     for is_made in (*[True] * rest, False):
         # The place is the next epoch's start also if the position does not say so yet.
-        while not cut.finished and run.route.length(epoch) - record < least:
-            epoch, index, record = epoch + 1, 0, 0
+        while not cut.finished and not walk.has(least):
+            walk.next_epoch()
+            index = 0
             # Behind the last edit's all epochs are alike.
-            is_empty = epoch > last + 1 and run.route.length(epoch) < least
-            if epoch == epochs or is_empty:
+            is_empty = walk.epoch > last + 1 and not walk.has(least)
+            if walk.epoch == epochs or is_empty:
                 raise ResumeError(
                     f"the run of feed {name!r} has ended at its position, or ends within the round "
                     "that it is in: an edit would change nothing, unless there are more epochs"
                 )
         if is_made:
+            walk.go(None if config.stream.dont_rebatch else size)
             index += 1
-            record = min(record + size, run.route.length(epoch))
     if cut.finished:
         raise ResumeError(
             f"the run of feed {name!r} has ended at its position: an edit would change nothing, "
             "unless there are more epochs"
         )
+    call, found = walk.place()
     # The last call is compared, if it is still the last one, and can be made again.
-    is_same = not rest and not any(isinstance(part, Gone) for part in source.records.parts)
+    is_same = not rest and source.is_whole
     step = cut.step + rest
     cut = replace(
-        cut, epoch=epoch, index=index, step=step, leftover=None,
-        position=Position(epoch, 0, (True,), (run.call_at(epoch, record),), (0,), (None,)),
+        cut, epoch=walk.epoch, index=index, step=step, leftover=None,
+        position=Position(walk.epoch, 0, (True,), (call,), (0,), (None,)),
         checked=cut.checked if is_same else None,
         dealing=dealing and dealing.begun_at(step),
     )  # fmt: skip
-    return run, cut, record
+    return source, cut, found
+
+
+def _cut(given: Positions, state: StreamState) -> Cut:
+    """The place of a state of the run before an edit."""
+    here = given.id._replace(older=(fingerprint_digest(state.fingerprint),))
+    return here.decode(state.token, given.config.stream.epochs)
 
 
 def _tell(name: str, made: Edit, now: Settings, more: Sequence[str]) -> None:
@@ -298,11 +359,8 @@ def _tell(name: str, made: Edit, now: Settings, more: Sequence[str]) -> None:
 
 def _came(given: Positions, edits: Sequence[Edit], made: Edit, now: Settings) -> list[str]:
     """What is excluded too late: records that have come in the pass, and at which steps."""
-    from feeder.workers.sources.edited import Edited
-
     told = []
-    fetch: Any = given.config.stream.fetch
-    run = Edited(fetch, edits, made.was, ())
+    run = _source(given, edits, made.was)
     for name, part in now.parts.items():
         old = made.was.parts.get(name)
         if old is None or old.excluded == part.excluded:
@@ -310,11 +368,16 @@ def _came(given: Positions, edits: Sequence[Edit], made: Edit, now: Settings) ->
         numbers = part.selection.taken_out(old.selection)
         at = made.standings[name]
         positions = run.positions_of(name, numbers, at.epoch)
-        came = [position for position in sorted(positions.tolist()) if position < at.position]
+        waiting = run.waiting(name, at.epoch, made)
+        came = [
+            position for position in sorted(positions.tolist())
+            if position < at.position and position not in waiting
+        ]  # fmt: skip
         if not came:
             continue
         where = ""
-        if given.config.stream.global_batch_size is None and run.run.is_of(name, at, made.epoch):
+        is_told = now.packing is None and given.config.stream.global_batch_size is None
+        if is_told and run.run.is_of(name, at, made.epoch):
             records = [run.run.record_of(name, one, made.epoch) for one in came[:_STEPS_TOLD]]
             calls = [run.run.call_of_record(made.epoch, record) for record in records]
             steps = sorted({made.step - (made.call - call) for call in calls})
@@ -358,10 +421,7 @@ def check_edit(given: Positions, then: Mapping[str, Any]) -> None:
         if (size in then) != (size in now):
             fixed.append(f"{size}: {then.get(size)!r} then, {now.get(size)!r} now")
     was, to = _told(then), _told(now)
-    for name in ("on_exhausted", "source", "shuffle", "num_shards"):
-        if was.get(name) != to.get(name) and not (name == "source" and "exclude" in
-                                                  (was.get(name), to.get(name))):  # fmt: skip
-            fixed.append(f"source.{name}: {was.get(name)!r} then, {to.get(name)!r} now")
+    fixed += _fixed(was, to)
     if fixed:
         raise ResumeError(
             f"an edit of feed {given.config.name!r} cannot change these: {'; '.join(fixed)}. It can"
@@ -370,16 +430,40 @@ def check_edit(given: Positions, then: Mapping[str, Any]) -> None:
     _check_parts(given.config.name, was, to)
 
 
+def _fixed(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs of two sources that no edit can change, beside the sources of a mixture."""
+    from feeder.workers.sources.chapters import PACKINGS, documents_of
+
+    fields = ["on_exhausted", "source", "shuffle", "num_shards"]
+    both = [{f"source.{name}": one.get(name) for name in fields} for one in (was, now)]
+    if was["source"] == now["source"] in PACKINGS:
+        may = ("size", *PACKINGS[now["source"]])
+        both = [
+            {f"source.{k}": v for k, v in one.items() if k not in may and not k.startswith("of.")}
+            for one in (was, now)
+        ]
+        below = [documents_of(one) for one in (was, now)]
+        for told, one in zip(both, below, strict=True):
+            told |= {f"source.of.{name}": one.get(name) for name in fields}
+    before, after = both
+    return [
+        f"{name}: {before.get(name)!r} then, {after.get(name)!r} now"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
+        and "exclude" not in (before.get(name), after.get(name))
+    ]  # fmt: skip
+
+
 def _may_change(field: str) -> bool:
     return field.startswith(_SOURCE) or field in (*_SIZES, "seed")
 
 
 def _check_parts(feed: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise `ResumeError` if a source has become another one."""
-    from feeder.workers.sources.chapters import part_of_fields, told_by_name
+    from feeder.workers.sources.chapters import documents_of, part_of_fields, told_by_name
 
-    before = told_by_name(was)
-    for name, told in told_by_name(now).items():
+    before = told_by_name(documents_of(was))
+    for name, told in told_by_name(documents_of(now)).items():
         if name not in before:
             continue
         (old, old_data), (new, new_data) = part_of_fields(before[name]), part_of_fields(told)
@@ -443,7 +527,7 @@ def _not_appended(old: Mapping[str, Any], new: Mapping[str, Any], *, is_same: bo
 
 def changes(was: Settings, now: Settings) -> list[str]:
     """What differs, in words."""
-    from feeder.workers.sources.chapters import weights_of
+    from feeder.workers.sources.chapters import ROWS, weights_of
 
     told = [
         f"{what} {old} -> {new}"
@@ -453,6 +537,10 @@ def changes(was: Settings, now: Settings) -> list[str]:
         )
         if old != new
     ]  # fmt: skip
+    after = now.packing or {"source": ROWS}
+    if after["source"] != ROWS:
+        differing = _differing(was.packing or {}, after)
+        told += [f"{name} {old} -> {after.get(name)}" for name, old in differing]
     told += [f"{name!r} is added" for name in now.parts if name not in was.parts]
     told += [f"{name!r} is taken out" for name in was.parts if name not in now.parts]
     for name, part in now.parts.items():
@@ -466,11 +554,11 @@ def changes(was: Settings, now: Settings) -> list[str]:
         if num:
             told.append(f"{num} records of {what} are excluded")
     if was.blocks and now.blocks:
-        before, after = (
+        weights, others = (
             dict(zip(one.parts, weights_of(one.blocks), strict=True)) for one in (was, now)
         )
-        if before != after:
-            told.append(f"weights {before} -> {after}")
+        if weights != others:
+            told.append(f"weights {weights} -> {others}")
         elif not told and list(was.blocks) != list(now.blocks):
             told.append("another schedule")
     return told
@@ -482,15 +570,21 @@ def changes(was: Settings, now: Settings) -> list[str]:
 def chapters_of(state: StreamState) -> list[dict[str, Any]]:
     """What the run of a state was made of, from step to step, as plain values; by numbers alone.
     Raises `ConfigError` if it is a run that cannot be edited."""
-    from feeder.workers.sources.chapters import Run, weights_of
+    from feeder.workers.sources.chapters import ROWS, Run, weights_of
 
-    now = settings_in(state.fingerprint)
-    run = Run(unpack(state.fingerprint.get(HISTORY, [FORMAT, [], []]), now), now)
+    history = state.fingerprint.get(HISTORY)
+    now = settings_in(state.fingerprint, skips=_of_windows(history))
+    run = Run([] if history is None else unpack(history, now), now)
     id = StreamId(state.name, state.number, fingerprint_digest(state.fingerprint))
     cut = id.decode(state.token, None)
     position, leftover = cut.position, cut.leftover
-    record = run.rows_of(position.epoch, position.calls[0])[0]
-    if leftover is not None:
+    if now.packing is not None:
+        # Windows are read whole: the one that a position is in, too.
+        number = sum((e.epoch, e.call) <= (position.epoch, position.calls[0]) for e in run.edits)
+        record = run.documents_before(number, position.epoch, position.calls[0])
+    else:
+        record = run.rows_of(position.epoch, position.calls[0])[0]
+    if leftover is not None and now.packing is None:
         record = run.rows_of(position.epoch, leftover.call)[0] + leftover.taken
     places = [(0, 0), *((e.epoch, e.record) for e in run.edits), (position.epoch, record)]
     steps = [0, *(edit.step for edit in run.edits), cut.step]
@@ -508,6 +602,7 @@ def chapters_of(state: StreamState) -> list[dict[str, Any]]:
             "epoch": since[0],
             "rows_of_a_call": one.asked,
             "seed": one.seed,
+            **({"packing": one.packing} if one.packing and one.packing["source"] != ROWS else {}),
             "sources": {
                 name: {
                     "weight": weight,

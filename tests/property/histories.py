@@ -350,20 +350,35 @@ Batches = dict[int, list[int]]
 class History:
     """A run that is edited, beside its model."""
 
+    names: Sequence[str] = ("x",)
+    last_batches: Sequence[str] = ("keep", "drop")
+
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.made = draw_made(self.draw)
+        self.made = self.draw_made()
         self.is_global = self.draw.random() < 0.2
-        self.last_batch = self.draw.choice(["keep", "drop"])
+        self.last_batch = self.draw.choice(self.last_batches)
         self.queues = 1
         self.made = self._sized(self.made)
         if not self._has_batches(self.made):
             self.last_batch = "keep"
-        self.model = Model(self.made)
+        self.model = self.model_of(self.made)
         self.state: Any = None
         self.batches: Batches = {}
         self.done = Counter[str]()
         self.keeps_batch = True
+
+    def draw_made(self) -> Any:
+        """What the run begins with."""
+        return draw_made(self.draw)
+
+    def draw_edit(self, made: Any) -> tuple[str, Any]:
+        """One more edit, and of which kind it is."""
+        return draw_edit(self.draw, made)
+
+    def model_of(self, made: Any) -> Any:
+        """A model of the run."""
+        return Model(made)
 
     def _has_batches(self, made: Made) -> bool:
         """Whether each epoch has a batch: a feed without any would go on for ever."""
@@ -376,7 +391,7 @@ class History:
     def feed(self, made: Made, queues: int, resume: Any, **more: Any) -> Any:
         size = {"global_batch_size" if self.is_global else "batch_size": made.batch}
         return feeder.init_data_input_workers(
-            ["x"], made.source(all_known=more.pop("all_known", True)), devices=queues,
+            [*self.names], made.source(all_known=more.pop("all_known", True)), devices=queues,
             epochs=None, seed=made.seed, last_batch=self.last_batch, num_threads=1,
             coordinator=feeder.Coordinator(), resume=resume, max_buffered_batches=queues,
             **size, **more,
@@ -387,7 +402,7 @@ class History:
         made, more = self.made, {}
         if edits and self.state is not None:
             for _ in range(self.draw.randint(1, 2)):
-                kind, edited = draw_edit(self.draw, made)
+                kind, edited = self.draw_edit(made)
                 if self._has_batches(self._sized(edited)):
                     made = edited
                     self.done[kind] += 1
@@ -397,7 +412,7 @@ class History:
             known = {name: then[name] for name in made.known if name in then}
             made = self._sized(replace(made, known=known))
             self._end_epochs()
-            self.model.edit(made)
+            self._edit(made)
             self.made = made
         self.queues = self.draw.randint(1, 5)
         if self.is_global:
@@ -412,6 +427,9 @@ class History:
                     self._note(batch)
             self.state = self._position(coordinator, first)
         self.done["resumes"] += 1
+
+    def _edit(self, made: Any) -> None:
+        self.model.edit(made)
 
     def _note(self, batch: Any) -> None:
         rows = batch["x"].tolist()
@@ -487,9 +505,11 @@ class History:
         ]
 
 
-def run(seed: int, *, most_edits: int = 20, each_step: bool = False) -> Counter[str]:
+def run(
+    seed: int, *, most_edits: int = 20, each_step: bool = False, of: type[History] = History
+) -> Counter[str]:
     """One history."""
-    history = History(seed)
+    history = of(seed)
     draw = history.draw
     num = draw.randint(1, most_edits)
     history.run(draw.randint(1, 4), edits=False)
@@ -503,12 +523,15 @@ def run(seed: int, *, most_edits: int = 20, each_step: bool = False) -> Counter[
 
 
 def campaign(seed: int, histories: int) -> Counter[str]:
-    """Many of them, of which a tenth is resumed at each step."""
+    """Many of them, half of packed rows, of which a tenth is resumed at each step."""
+    from property.packed_histories import PackedHistory
+
     done = Counter[str]()
     for number in range(histories):
         one = seed * 1_000_000 + number
         try:
-            done += run(one, each_step=number % 10 == 9)
+            of = PackedHistory if number // 10 % 2 else History
+            done += run(one, each_step=number % 10 == 9, of=of)
         except BaseException as error:
             error.add_note(f"history {one}, each_step={number % 10 == 9}")
             raise

@@ -64,6 +64,9 @@ class Settings(NamedTuple):
     no mixture."""
     parts: Mapping[str, Part]
     """The sources, in the order of the mixture; one without a name if it is none."""
+    packing: Mapping[str, Any] | None = None
+    """How its records become rows, if these are not one for each: what `describe` says of `pack`
+    or `batch_by_tokens` alone, or of how many records a call is, of which some are left out."""
 
 
 class Standing(NamedTuple):
@@ -75,6 +78,19 @@ class Standing(NamedTuple):
     """How many records of the pass have come."""
     length: int
     """How many records the pass has."""
+
+
+ALL = -1
+"""Stands for all rows of a call."""
+
+
+class Left(NamedTuple):
+    """What an edit finds of windows of documents that are under way."""
+
+    rows: int
+    """Rows of the last call before it that had come."""
+    num: int
+    """How many stretches of documents are left, which come first."""
 
 
 class Edit(NamedTuple):
@@ -96,6 +112,8 @@ class Edit(NamedTuple):
     """The blocks of the rest of its epoch; None if the records go on as they did."""
     was: Settings
     """What the run was made of before it."""
+    left: Left | None = None
+    """What it has found of windows, in a run of them."""
 
 
 WEIGHTS = "w"
@@ -104,6 +122,13 @@ _ORDER = ("shard_id", "num_shards", "stick_to_shard", "pad_last_batch", "shuffle
           "initial_fill")  # fmt: skip
 _PLAIN = {"shard_id": 0, "num_shards": 1, "stick_to_shard": False, "pad_last_batch": False,
           "shuffle": "none"}  # fmt: skip
+PACKINGS = {
+    "pack": ("seq_len", "window", "window_tokens"),
+    "batch_by_tokens": ("budget", "window"),
+}
+"""The steps whose rows are not one for each record, and what an edit can change of each."""
+ROWS = "rows"
+"""Stands for them where records may be left out."""
 _GROW = ("file ", "files ", "file_order", "tokens")
 """How the names of fields begin that change when a source grows."""
 
@@ -161,9 +186,24 @@ def told_by_name(told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def settings_of(told: Mapping[str, Any], asked: int, seed: int) -> Settings:
-    """What a run is made of, by what `describe` of its source gave. Raises `ConfigError` if a run
-    of such a source cannot be edited."""
+def documents_of(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a description says of the records that are packed; all of it if none are."""
+    if told["source"] not in PACKINGS:
+        return dict(told)
+    return {k.removeprefix("of."): v for k, v in told.items() if k.startswith("of.")}
+
+
+def settings_of(told: Mapping[str, Any], asked: int, seed: int, *, skips: bool) -> Settings:
+    """What a run is made of, by what `describe` of its source gave, and by whether records may be
+    left out, which that does not say. Raises `ConfigError` if a run of such a source cannot be
+    edited."""
+    packing: dict[str, Any] | None = {"source": ROWS, "window": asked} if skips else None
+    if (kind := told["source"]) in PACKINGS:
+        if "windows" in told or any(told.get(k) != v for k, v in _PLAIN.items()):
+            refuse(f"{kind} that is shuffled or sharded itself: shuffle its sources instead")
+        left_out = ("size", *_ORDER[:-2], "initial_fill")
+        packing = {k: v for k, v in told.items() if k not in left_out and k[:3] != "of."}
+        told = documents_of(told)
     parts = {name: part_of_fields(of)[0] for name, of in told_by_name(told).items()}
     is_mixture = "" not in parts
     if "names" in told or "dealt" in told:
@@ -175,7 +215,7 @@ def settings_of(told: Mapping[str, Any], asked: int, seed: int) -> Settings:
         refuse("shards, which a feed of several queues does not need")
     mode: OnExhausted = told["on_exhausted"] if is_mixture else "drop"
     blocks = told["blocks"] if is_mixture else ()
-    return Settings(asked, seed, mode, told.get("mix_seed"), blocks, parts)
+    return Settings(asked, seed, mode, told.get("mix_seed"), blocks, parts, packing)
 
 
 def refuse(what: str) -> NoReturn:
@@ -578,6 +618,21 @@ class Run:
                 # From here on all epochs are alike.
                 return epoch + left // max(1, num), left % max(1, num)
             left, epoch, call = left - num, epoch + 1, 0
+
+    def documents_before(self, number: int, epoch: int, call: int) -> int:
+        """How many documents of an epoch windows have had before a call of a chapter; of windows
+        in pieces as nearly as can be told."""
+        edit = self.edits[number - 1] if number else None
+        packing = self.chapters[number].packing
+        assert packing is not None
+        first = left = 0
+        if edit is not None and edit.epoch == epoch:
+            call, first = call - edit.call, edit.record
+            left = 0 if edit.left is None else edit.left.num
+        window: int = packing["window"]
+        is_whole = packing["source"] in ("pack", ROWS) and "window_tokens" not in packing
+        had = (call if is_whole else call // window) * window
+        return min(first + max(0, had - left), self.route.length(epoch))
 
     def step_of(self, epoch: int, call: int, last_batch: str) -> int | None:
         """The batch that a call gives: the inverse of `call_of`. None if it gives none."""

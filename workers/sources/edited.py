@@ -37,10 +37,13 @@ from feeder.workers.sources.orders.edited import (
 )
 from feeder.workers.sources.orders.options import OrderPlan
 from feeder.workers.sources.source import Source
+from feeder.workers.sources.steps.ragged import Windowed
 from feeder.workers.sources.steps.routed import Excluding, Routed
 from feeder.workers.sources.steps.rows import Traits, apply
 from feeder.workers.sources.stores.reading import Columns, Records
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.position import Cut
+from feeder.workers.stream.spec import StreamSpec
 
 
 def why_not(source: Any) -> str:
@@ -53,10 +56,10 @@ def why_not(source: Any) -> str:
     traits = source.traits
     if traits.walks:
         return "a mixture by tokens, or of packed or filtered sources"
-    if traits.one_per_call or traits.is_last:
+    if isinstance(source.records, Windowed):
+        (source,) = source.records.parts
+    elif traits.one_per_call or traits.is_last:
         return f"{source.kind}, whose rows are not one for each record"
-    if traits.may_skip:
-        return "records that a filter or on_error='skip' may leave out"
     if not source._order(0).is_computed:
         return "a shuffle of order='dali'"
     return ""
@@ -290,6 +293,11 @@ class Edited(Source):
         positions: Numbers = source._order(seed).find(epoch, records)
         return positions
 
+    def waiting(self, name: str, epoch: int, edit: Edit) -> set[int]:
+        """Where records of a source lie in a pass that have been taken before an edit, and have
+        not come."""
+        return set()
+
     def read_of_sources(self, call: Call) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture in the epoch, up to the end of a call."""
         names = self.run.names
@@ -301,6 +309,19 @@ class Edited(Source):
             for name, num in zip(names, counts, strict=True)
         }
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether each call that has been made can be made again."""
+        return not any(isinstance(part, Gone) for part in self.records.parts)
+
+    def walk(self, cut: Cut, stream: StreamSpec) -> Walk:
+        """A walk from a place on."""
+        return Walk(self.run, cut)
+
+    def edit_at(self, given: Source, now: Settings, note: str, **place: int) -> Edit:
+        """The edit that makes the run go on with a source at a place: see `edit_at`."""
+        return edit_at(self.run, given, now, note, **place)
+
     def as_it_was(self) -> None:
         """An edited run has had one format only."""
         return
@@ -311,6 +332,37 @@ class Edited(Source):
 
 
 # ---- An edit is made
+
+
+class Walk:
+    """Goes along the rows of a run from a place on, to find that of an edit."""
+
+    def __init__(self, run: Run, cut: Cut) -> None:
+        self._run, self.epoch = run, cut.position.epoch
+        self._record = run.rows_of(self.epoch, cut.position.calls[0])[0]
+        if cut.leftover is not None:
+            # Batches of several queues may end within a call.
+            self._record = run.rows_of(self.epoch, cut.leftover.call)[0] + cut.leftover.taken
+
+    def has(self, num: int) -> bool:
+        """Whether the epoch has so many rows more."""
+        return self._run.route.length(self.epoch) - self._record >= num
+
+    def go(self, num: int | None) -> None:
+        """Over so many rows, or to the epoch's end; over those of a call if None."""
+        if num is None:
+            call = self._run.call_at(self.epoch, self._record)
+            self._record = self._run.rows_of(self.epoch, call)[1]
+        else:
+            self._record = min(self._record + num, self._run.route.length(self.epoch))
+
+    def next_epoch(self) -> None:
+        """To the start of the next one."""
+        self.epoch, self._record = self.epoch + 1, 0
+
+    def place(self) -> tuple[int, dict[str, int]]:
+        """The next call, and what `edit_at` has to know more."""
+        return self._run.call_at(self.epoch, self._record), {"record": self._record}
 
 
 def edit_at(
@@ -327,9 +379,7 @@ def edit_at(
     """The edit that makes a run go on with a source, from a record of an epoch on: with that call,
     and with that batch. Raises `ConfigError` if the source cannot go on so."""
     was = run.settings
-    same_records = (was.seed, was.mix_seed, was.blocks, was.parts) == (
-        now.seed, now.mix_seed, now.blocks, now.parts,
-    )  # fmt: skip
+    same_records = was._replace(asked=now.asked, packing=now.packing) == now
     standings = dict(run.edits[-1].standings) if run.edits else {}
     for number, at in run.route.standing(record, epoch).items():
         standings[run.names[number]] = at

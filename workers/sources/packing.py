@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from threading import Lock
 from typing import Any, Literal, NamedTuple, Unpack, get_args
 
@@ -23,7 +24,7 @@ from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.source import Source, as_part
-from feeder.workers.sources.steps.ragged import GROUP, Windowed, items
+from feeder.workers.sources.steps.ragged import GROUP, Stretch, Windowed, items
 from feeder.workers.sources.steps.rows import (
     LEFT_OUT,
     name_in,
@@ -222,8 +223,9 @@ class Packed(Windowed):
     def __init__(
         self, of: Records, layout: Layout, window: int, bound: int | None = None
     ) -> None:  # fmt: skip
-        # Windows that are walked through come one after the other.
-        super().__init__(of, window, 1 if traits_of(of).walks else GROUP)
+        # Windows that are walked through, or have one piece, come one after the other.
+        is_alone = bound is None or traits_of(of).walks
+        super().__init__(of, window, 1 if is_alone else GROUP)
         self._layout, self._bound = layout, bound
         self._faults = Faults("skip")
         self._told: set[str] = set()
@@ -236,9 +238,15 @@ class Packed(Windowed):
         step._shards = self._shards
         return step
 
-    def __len__(self) -> int:
+    def records_of(self, size: int) -> int:
+        """How many records it has of so many."""
         # Without a bound a record is a whole window.
-        return self._num_windows() if self._bound is None else super().__len__()
+        return -(-size // self._window) if self._bound is None else super().records_of(size)
+
+    def repacked(self, of: Records, packing: Mapping[str, Any]) -> Packed:
+        """The same of other documents, in rows and windows as `describe` tells them."""
+        layout = replace(self._layout, seq_len=packing["seq_len"])
+        return Packed(of, layout, packing["window"], packing.get("window_tokens"))
 
     @property
     def skipped(self) -> int:
@@ -355,6 +363,44 @@ class Packed(Windowed):
             samples = self._taken(start, stop, call)
         return start, samples
 
+    def _left_in(self, window: int, pieces: int, rows: int, call: Call) -> list[Stretch]:
+        start = window * self._window
+        stop = min(start + self._window, size_in(self.parts[0], call.epoch))
+        if self._bound is None:
+            return self._left_of_rows(start, self._taken(start, stop, call), rows, call)
+        left: list[Stretch] = []
+        while (found := self._piece(window, pieces, start, stop, call))[1]:
+            left += self._left_of_rows(*found, rows, call)
+            pieces, rows = pieces + 1, 0
+        return left
+
+    def _left_of_rows(
+        self, start: int, samples: Sequence[Any], rows: int, call: Call
+    ) -> list[Stretch]:
+        """What of documents that are packed together is not in the first rows."""
+        seq_len, most = self._layout.seq_len, self._layout.cu_seqlens
+        cuts: list[tuple[int, int, int]] = []
+        for number, sample in enumerate(samples, start):
+            made = [] if sample is LEFT_OUT else self._cut(sample, number, call)
+            cuts += [(number, i * seq_len, len(piece.tokens)) for i, piece in enumerate(made)]
+        packed = best_fit([length for _, _, length in cuts], seq_len, most)
+        came = {i for row in packed[:rows] for i in row}
+        left: list[Stretch] = []
+        for number, of in groupby(range(len(cuts)), key=lambda i: cuts[i][0]):
+            sample, pieces = samples[number - start], list(of)
+            first, end = sample[1:] if isinstance(sample, Remainder) else (0, None)
+            if came.isdisjoint(pieces):
+                # Also what a truncation would leave out now.
+                left.append(Stretch(number, first, end))
+                continue
+            for _, at, length in (cuts[i] for i in pieces if i not in came):
+                at += first
+                if left and left[-1][::2] == (number, at):
+                    left[-1] = left[-1]._replace(stop=at + length)
+                else:
+                    left.append(Stretch(number, at, at + length))
+        return left
+
     def _bounded(self, cuts: _Cuts, call: Call) -> list[Any]:
         """The documents of the next piece; at least one."""
         assert self._bound is not None
@@ -372,8 +418,7 @@ class Packed(Windowed):
                 break
             for sample in found:
                 if sample is not LEFT_OUT:
-                    size, *_ = self._document(sample, at + len(taken), call)
-                    tokens += len(size)
+                    tokens += len(self._stretch(sample, at + len(taken), call).tokens)
                 if taken and tokens > self._bound:
                     cuts.starts.append(start + len(taken))
                     return taken
@@ -389,7 +434,8 @@ class Packed(Windowed):
         for number, sample in enumerate(samples, start):
             cut = [] if sample is LEFT_OUT else self._cut(sample, number, call)
             documents += cut
-            places += [(number, piece * self._layout.seq_len) for piece in range(len(cut))]
+            first = sample.start if isinstance(sample, Remainder) else 0
+            places += [(number, first + i * self._layout.seq_len) for i in range(len(cut))]
             if cut and cut[0].tokens.dtype != documents[0].tokens.dtype:
                 raise RecordError(
                     f"{name_in(self.parts[0], number, call)}: documents of a window are "
@@ -402,25 +448,28 @@ class Packed(Windowed):
     def _cut(self, sample: Any, number: int, call: Call) -> list[Document]:
         """A document as pieces that fit into a row."""
         layout = self._layout
-        tokens, mask, others = self._document(sample, number, call)
+        tokens, mask, others = self._stretch(sample, number, call, is_ended=True)
         if not len(tokens):
             return []
-        if layout.bos is not None or layout.eos is not None:
-            tokens, mask, others = _ended(tokens, mask, others, layout)
         size = layout.seq_len
         if len(tokens) > size and layout.long == "drop":
             if NOW.place is not None:
                 self._faults.count(1)
             return []
         stop = min(len(tokens), size) if layout.long == "truncate" else len(tokens)
-        return [
-            Document(
-                tokens[at : at + size][: stop - at],
-                None if mask is None else mask[at : at + size][: stop - at],
-                {name: other[at : at + size][: stop - at] for name, other in others.items()},
-            )
-            for at in range(0, stop, size)
-        ]
+        whole = Document(tokens, mask, others)
+        return [whole.cut(at, min(at + size, stop)) for at in range(0, stop, size)]
+
+    def _stretch(self, sample: Any, number: int, call: Call, *, is_ended: bool = False) -> Document:
+        """The document of a record, or what is left of it; between its first and its last token
+        if it `is_ended`, as what is left always is."""
+        layout, is_part = self._layout, isinstance(sample, Remainder)
+        made = self._document(sample.sample if is_part else sample, number, call)
+        if not len(made.tokens):
+            return made
+        if (is_ended or is_part) and (layout.bos is not None or layout.eos is not None):
+            made = _ended(*made, layout)
+        return made.cut(sample.start, sample.stop) if is_part else made
 
     def _document(self, sample: Any, number: int, call: Call) -> Document:
         """The document of a record, with the columns that are carried."""
@@ -481,6 +530,22 @@ class Document(NamedTuple):
     """Which of them count for the loss where not all do."""
     others: dict[str, NDArray[Any]]
     """Columns that are carried."""
+
+    def cut(self, start: int, stop: int | None) -> Document:
+        """Some of its tokens."""
+        return Document(
+            self.tokens[start:stop],
+            None if self.mask is None else self.mask[start:stop],
+            {name: other[start:stop] for name, other in self.others.items()},
+        )
+
+
+class Remainder(NamedTuple):
+    """A sample of which some tokens are left: see `Stretch`."""
+
+    sample: Any
+    start: int
+    stop: int | None
 
 
 class _Packing(NamedTuple):

@@ -212,7 +212,9 @@ def test_files_have_to_grow_at_their_end(tmp_path: Path) -> None:
 
 CANNOT = {
     "function": (lambda call: [np.arange(4)], {}, "a fetch function of your own"),
-    "filter": (corpus("web").filter(bool), {}, "filter"),
+    "mixture that is filtered": (
+        sources.mix({"web": corpus("web").filter(bool)}), {}, "packed or filtered sources",
+    ),
     "carry": (corpus("web"), {"last_batch": "carry"}, "last_batch='carry'"),
     "dali": (
         sources.arrays(np.arange(30), order="dali", random_shuffle=True), {}, "order='dali'",
@@ -388,6 +390,13 @@ def test_two_edits_may_lie_at_one_place() -> None:
     assert len(set(every(before + after))) == 25 * 4
     again, _ = read(mixed(web=2, code=1, books=1), 25, later.at_start())
     assert again == before + after
+
+
+def test_a_position_before_an_edit_of_its_history_is_not_edited() -> None:
+    _, state = read(mixed(web=1, code=1), 5)
+    _, state = read(mixed(web=2, code=1), 2, state, edit="more web")
+    with pytest.raises(ResumeError, match="at step 0, before an edit at step 5 of its own history"):
+        feed(mixed(web=1, code=1), state.at_start(), edit="no")
 
 
 def test_a_history_without_sense_is_refused_by_name() -> None:

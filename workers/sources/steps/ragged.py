@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from feeder.workers.sources.steps.rows import (
     function,
     name_in,
     plain,
+    read_origins,
     samples_of,
     size_in,
     size_of,
@@ -301,6 +302,16 @@ GROUP = 8
 """So many windows are cut side by side, so that several threads have one each."""
 
 
+class Stretch(NamedTuple):
+    """A record, or of a document some of its tokens: those that are put before it and after it
+    among them."""
+
+    number: int
+    start: int
+    stop: int | None
+    """None is its end."""
+
+
 class Windowed(Step):
     """Windows of records, each cut into pieces.
 
@@ -316,12 +327,21 @@ class Windowed(Step):
         # A piece may have no row, and has as many as it takes.
         self.traits = replace(self.traits, is_last=True, one_per_call=True, may_skip=True)
 
+    def repacked(self, of: Records, packing: Mapping[str, Any]) -> Windowed:
+        """The same of other records, with sizes as `describe` tells them."""
+        raise NotImplementedError
+
     def _num_windows(self) -> int:
         return -(-size_of(self.parts[0]) // self._window)
 
     def __len__(self) -> int:
-        windows = -(-self._num_windows() // self._shards)
-        return -(-windows // self._group) * self._group * self._window * self._shards
+        return self.records_of(size_of(self.parts[0]))
+
+    def records_of(self, size: int) -> int:
+        """How many records it has of so many."""
+        windows = -(-size // self._window)
+        per_shard = -(-windows // self._shards)
+        return -(-per_shard // self._group) * self._group * self._window * self._shards
 
     def _place(self, record: int) -> tuple[int, int]:
         """The window and the piece that a record is; a window behind the last has no records."""
@@ -329,6 +349,22 @@ class Windowed(Step):
         group, inside = divmod(inside, self._group * self._window)
         window = group * self._group + inside % self._group
         return window * self._shards + shard, inside // self._group
+
+    def left_of(self, record: int, rows: int, call: Call) -> tuple[list[Stretch], int]:
+        """What has not come of the windows that have been begun if so many rows of a record have,
+        and all of those before it; and the number of the first record that is in none of them."""
+        window, piece = self._place(record)
+        first, size = window - window % self._group, size_in(self.parts[0], call.epoch)
+        # A piece of each window of a group comes before a further one of any.
+        end = min(first + self._group if piece else window + 1, -(-size // self._window))
+        left: list[Stretch] = []
+        for one in range(first, end):
+            left += self._left_in(one, piece + (one < window), rows * (one == window), call)
+        return left, min(end * self._window, size)
+
+    def _left_in(self, window: int, pieces: int, rows: int, call: Call) -> list[Stretch]:
+        """What has not come of a window if so many pieces have, and some rows of the next."""
+        raise NotImplementedError
 
     def name(self, index: int) -> str:
         """The window."""
@@ -357,6 +393,48 @@ class Windowed(Step):
         return {**super().describe(), **({"windows": "dealt"} if self._shards > 1 else {})}
 
 
+class Rows(Windowed):
+    """Calls of records that may be left out: a window is a call, and has a row for each of its
+    records that is there."""
+
+    def __init__(self, of: Records, window: int) -> None:
+        super().__init__(of, window, 1)
+        self.kind = of.kind
+
+    def repacked(self, of: Records, packing: Mapping[str, Any]) -> Rows:
+        """The same of other records, so many in a call."""
+        return Rows(of, packing["window"])
+
+    def records_of(self, size: int) -> int:
+        """How many calls so many records are."""
+        return -(-size // self._window)
+
+    def _place(self, record: int) -> tuple[int, int]:
+        return record, 0
+
+    def _numbers(self, window: int, call: Call) -> NDArray[np.int64]:
+        start = window * self._window
+        return np.arange(start, min(start + self._window, size_in(self.parts[0], call.epoch)))
+
+    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
+        """The rows of a call."""
+        return self.parts[0].read(self._numbers(int(indices[0]), call), call)
+
+    def read_origins(self, indices: NDArray[np.int64], call: Call) -> list[tuple[Any, ...]]:
+        """The records of the rows of a call."""
+        return read_origins(self.parts[0], self._numbers(int(indices[0]), call), call)
+
+    def _left_in(self, window: int, pieces: int, rows: int, call: Call) -> list[Stretch]:
+        numbers = self._numbers(window, call)
+        samples = samples_of(self.parts[0], numbers, call)
+        there = [
+            number
+            for number, sample in zip(numbers.tolist(), samples, strict=True)
+            if sample is not LEFT_OUT
+        ]
+        return [Stretch(number, 0, None) for number in there[rows:]]
+
+
 class Budgeted(Windowed):
     """Batches of as many rows as a budget holds, when each row is as long as the longest.
 
@@ -382,6 +460,11 @@ class Budgeted(Windowed):
         step._shards = self._shards
         return step
 
+    def repacked(self, of: Records, packing: Mapping[str, Any]) -> Budgeted:
+        """The same of other records, with a budget and windows as `describe` tells them."""
+        budget, window = packing["budget"], packing["window"]
+        return Budgeted(of, budget, window, self._length_of, self._value)
+
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """One batch."""
         window, number = self._place(int(indices[0]))
@@ -394,6 +477,16 @@ class Budgeted(Windowed):
 
     def _cut(self, window: int, call: Call) -> list[Columns]:
         """The batches of a window."""
+        start, samples, batches = self._batches(window, call)
+        return [self._padded(samples, sorted(chosen), start, call) for chosen in batches]
+
+    def _left_in(self, window: int, pieces: int, rows: int, call: Call) -> list[Stretch]:
+        start, _, batches = self._batches(window, call)
+        left = (start + i for chosen in batches[pieces + (rows > 0) :] for i in chosen)
+        return [Stretch(number, 0, None) for number in sorted(left)]
+
+    def _batches(self, window: int, call: Call) -> tuple[int, list[Any], list[list[int]]]:
+        """The number of a window's first record, its samples, and which of them each batch has."""
         start = window * self._window
         stop = min(start + self._window, size_in(self.parts[0], call.epoch))
         samples = samples_of(self.parts[0], np.arange(start, stop), call)
@@ -406,13 +499,8 @@ class Budgeted(Windowed):
             if not batches or (len(batches[-1]) + 1) * lengths[i] > self._budget:
                 batches.append([])
             batches[-1].append(i)
-        if not batches:
-            return []
-        order = Permutation(len(batches), f"{call.seed}/{call.epoch}/budget/{window}")
-        return [
-            self._padded(samples, sorted(chosen), start, call)
-            for chosen in (batches[k] for k in order(0, len(batches)).tolist())
-        ]
+        order = Permutation(max(1, len(batches)), f"{call.seed}/{call.epoch}/budget/{window}")
+        return start, samples, [batches[k] for k in order(0, len(batches)).tolist()]
 
     def _padded(self, samples: list[Any], chosen: list[int], start: int, call: Call) -> Columns:
         def name(i: int) -> str:
