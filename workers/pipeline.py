@@ -120,8 +120,8 @@ class Pipeline:
             seek(spec, resume.cut)
         turns = turns or Turns(begin.step)
         frame = self._frame(encode, turns.dealing)
-        origin = LazyPosition(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
-        self.start_cut = origin.cut() if resume is None else resume.cut
+        self.origin = LazyPosition(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
+        self.start_cut = self.origin.cut() if resume is None else resume.cut
         """Where the stream begins."""
         self.schema = Schema(
             spec.names, spec.axes, ragged=spec.dont_rebatch, known=begin.columns

@@ -7,6 +7,7 @@ counted with integers alone; time is taken only where somebody waits, or calls.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -169,6 +170,12 @@ class FetchStats:
         self.nothings = [0] * num_partitions
         """Calls that gave None: nothing right now."""
 
+    def go_on(self, before: FetchStats) -> None:
+        """Count on from those of a stream before, without its calls that are under way."""
+        self._done, self.last_error = list(before._done), before.last_error
+        self.errors, self.retries = list(before.errors), list(before.retries)
+        self.nothings = list(before.nothings)
+
     def begin_list(self, partition: int, now: float) -> None:
         """A partition is called, once or several times."""
         self._began[partition] = now
@@ -262,6 +269,15 @@ class StreamStats:
     def of(cls, spec: StreamSpec, run: RunSpec, num_devices: int) -> StreamStats:
         """For the streams of a specification."""
         return cls(num_partitions(spec, run), num_devices)
+
+    def go_on(self, before: StreamStats, queued: int) -> None:
+        """Count on from those of a stream before, when so many batches will have been put on each
+        device queue; before anything is counted here. Waits count anew, since those of then may be
+        under way."""
+        if len(before.partitions) == len(self.partitions):
+            self.fetch.go_on(before.fetch)
+        self.made = copy.copy(before.made)
+        self.handed, self.queued = list(before.handed), [queued] * len(self.queued)
 
     @property
     def skipped(self) -> int:

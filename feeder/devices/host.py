@@ -90,6 +90,10 @@ class HostQueue:
         """Whether there is no room for a batch."""
         return len(self._batches) >= self.capacity
 
+    def go_on(self, before: HostQueue) -> None:
+        """Be the queue of the same user after another one."""
+        self.starved = before.starved
+
     def put(self, batches: list[Batch]) -> None:
         """Add batches in order, waiting for room; raises `ClosedError` where it is closed."""
         with self._lock:

@@ -92,7 +92,7 @@ class Coordinator:
                 "the new one another input_source_name, or coordinator=feeder.Coordinator()"
             )
         # All that can fail comes before the feed is noted: a call that raises adds nothing.
-        stream = Stream(config, len(streams))
+        stream = Stream(config, len(streams), settings)
         if resume is not None:
             found = self._find(resume)
             if found.position is not None:

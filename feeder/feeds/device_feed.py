@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from feeder.devices.cuda.queue import CudaQueue
-from feeder.errors import ClosedError, ConfigError, read_again
+from feeder.errors import ClosedError, ConfigError, FeedError, read_again
 from feeder.feeds.epochs import EpochReader
 from feeder.feeds.length import num_batches
 from feeder.feeds.reading import records_of_batch
@@ -39,29 +39,33 @@ class DeviceFeed(EpochReader):
 
     def __init__(self, stream: Stream, device: int, running: Running) -> None:
         super().__init__(f"feed {stream.config.name!r}")
-        self._stream = stream
         # Held, so that the threads are not ended while somebody may ask for a batch.
         self._running = running
         running.devices.add(self)
         self._device = device
-        self._queue = queue = stream.queues[device]
-        # A GPU's queue still has to order its copy before the user's work when a batch is handed
-        # out; a host's batch is ready as it is.
-        self._receive = queue.receive if isinstance(queue, CudaQueue) else None
-        self._progress = stream.progress
         # Of several devices the last one's batch completes a round, and where rounds end with an
         # epoch perhaps that of another.
         self._num_devices, spec = len(stream.queues), stream.config.stream
         self._ends_rounds = 0 < device == self._num_devices - 1
         is_uneven = spec.rounds == "epoch" and spec.last_round == "uneven"
         self._may_end_rounds = is_uneven and device < self._num_devices - 1
-        self._counts = stream.counted.handed
+        self._read(stream)
         self._held = Held(0, 0, 0, 0)
         # Batches behind the one at which a checkpoint is due: handed out once it has been taken.
         self._later: deque[Batch] = deque()
         # The round of that batch, from 1; 0 where none of `_ready` is such a one.
         self._trigger_at = 0
         self._has_ended = False
+
+    def _read(self, stream: Stream) -> None:
+        """The next batches are those of this stream."""
+        queue = stream.queues[self._device]
+        # A GPU's queue still has to order its copy before the user's work when a batch is handed
+        # out; a host's batch is ready as it is.
+        receive = queue.receive if isinstance(queue, CudaQueue) else None
+        # Assignments alone, without a call between them.
+        self._stream, self._queue, self._receive = stream, queue, receive
+        self._progress, self._counts = stream.progress, stream.counted.handed
 
     @property
     def device(self) -> str:
@@ -80,7 +84,7 @@ class DeviceFeed(EpochReader):
             self._refuse_second()
         try:
             self._is_read = True
-            if (ready := self._wait_for_some()) is None:
+            if (ready := self._claim()) is None:
                 self._end_is_told = True
                 raise StopIteration
             if self._receive is None:
@@ -122,7 +126,10 @@ class DeviceFeed(EpochReader):
     def __len__(self) -> int:
         """Batches of the whole stream on this device, also after a resume, as if no record were
         left out; `TypeError` where that is not known: it is for sources and a number of epochs."""
-        length = num_batches(self._stream.config, self._device)
+        stream = self._stream
+        while stream.next is not None:
+            stream = stream.next
+        length = num_batches(stream.config, self._device)
         if length is None:
             raise TypeError("the length of this feed is not known")
         return length
@@ -140,12 +147,67 @@ class DeviceFeed(EpochReader):
     def _check_usable(self) -> None:
         self._stream.check_usable()
 
+    def _claim(self) -> deque[Batch] | None:
+        """The batches at hand, waited for, of which the first is to be handed out; None after the
+        last."""
+        while True:
+            if ready := self._ready:
+                num = ready[0].turn // self._num_devices + 1
+                if self._claims(num, num):
+                    return ready
+            if self._wait_for_some() is None:
+                return None
+
+    def _claims(self, num: float, at_most: float) -> bool:
+        """Claim the batch of a round, if rounds up to `at_most` are handed out; whether they are.
+
+        It is claimed before the look, as an edit sets `last` before it looks at the claims: either
+        the edit finds the claim, or the claim is seen here to have come too late. One that has is
+        taken back; if the edit has found it nevertheless, `last` lets the batch out.
+        """
+        progress = self._progress
+        before, progress.claimed[self._device] = progress.claimed[self._device], num
+        if at_most <= progress.last:
+            return True
+        progress.claimed[self._device] = before
+        return False
+
+    def _wait_for_some(self, *, is_end: bool = True) -> deque[Batch] | None:
+        while (ready := super()._wait_for_some(is_end=is_end)) is not None:
+            num = ready[0].turn // self._num_devices + 1
+            if num <= self._progress.last:
+                return ready
+            self._wait_for_edit(num)
+        return None
+
+    def _wait_for_edit(self, num: float) -> None:
+        """Wait for an edit that is being made. If round `num` is not handed out before it, go on
+        with the stream after it."""
+        old, new = self._stream, self._stream.wait_for_edit()
+        if new is None or num <= old.progress.last:
+            return
+        self.drop()
+        new.counted.handed[self._device] = old.counted.handed[self._device]
+        new.end_before()
+        self._read(new)
+
     def _refill(self) -> LazyPosition | None:
-        stream = self._stream
+        stream, progress = self._stream, self._progress
         stream.check_usable()
-        got, later, trigger_at = self._later or self._queue.get(), deque[Batch](), 0
+        try:
+            got, later, trigger_at = self._later or self._queue.get(), deque[Batch](), 0
+        except FeedError:
+            # What comes after the last round before an edit is that of the stream after it.
+            last, num = progress.last, progress.handed[self._device][0] + 1
+            if last == math.inf or num <= last:
+                raise
+            self._wait_for_edit(num)
+            return None
         if isinstance(got, LazyPosition):
-            return got
+            if self._claims(math.inf, math.inf):
+                return got
+            self._wait_for_edit(progress.handed[self._device][0] + 1)
+            return None
         if stream.triggers is not None:
             num, trigger_at = stream.triggers.first_in(got)
             if num:
@@ -159,7 +221,7 @@ class DeviceFeed(EpochReader):
         self._held, self._later, self._trigger_at = held, later, trigger_at
         self._ready = got
         self._queue.given = None
-        if stream.stopped:
+        if stream.stopped and stream.next is None:
             # Another thread has stopped the stream meanwhile; its `drop` may have come before the
             # assignments above, and would have missed these batches.
             self.drop()

@@ -8,9 +8,13 @@ whose, one position, figures as sums.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec import Meta
+
+from feeder.config import make_config
 from feeder.errors import ConfigError, ResumeError
 from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.epochs import Epoch
@@ -19,9 +23,11 @@ from feeder.feeds.records import Asked, Rows, records_of, when
 from feeder.feeds.running import Running
 from feeder.feeds.stream import Stream
 from feeder.observe.figures import AS_GREATEST, FeedFigures
-from feeder.state.snapshot import Snapshot
+from feeder.settings import PositiveInt, check
+from feeder.state.snapshot import HISTORY, Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import name_of
+from feeder.workers.fetch.threads import under_lock
 from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
 
@@ -47,6 +53,8 @@ class Feed:
         # In place of those of a feed of this name that was stopped.
         running.streams[name] = self._streams
         self._devices: dict[str, DeviceFeed] = {}
+        # One edit is made at a time.
+        self._lock = threading.RLock()
 
     def add(self, stream: Stream) -> None:
         """Add the stream of one more call."""
@@ -135,6 +143,63 @@ class Feed:
     def load_state_dict(self, state_dict: dict[str, bytes]) -> None:
         """Go on from a state dict; before the start alone. Raises `ResumeError`."""
         resume_streams(self._streams, unpack_state_dict(state_dict))
+
+    def edit(
+        self,
+        fetch_fun: Callable[..., Any] | str | None = None,
+        *,
+        why: Annotated[str, Meta(min_length=1, description="a text")],
+        batch_size: PositiveInt | None = None,
+        global_batch_size: PositiveInt | None = None,
+        seed: Annotated[int, Meta(ge=0, le=2**64 - 1)] | None = None,
+    ) -> int:
+        """Go on with other data while the feed runs: from the first round on of which no device
+        has had a batch, exactly as if the run had been saved there and resumed with ``edit=why``.
+        What was read ahead is made anew, and each position from there on holds the edit. See
+        docs/editing.md.
+
+        Any thread may call it. Devices that have come to that round wait until it has been made;
+        others are first handed what is left of the rounds before, and meanwhile the position is
+        that of the run without the edit.
+
+        Args:
+            fetch_fun: What the run reads from now on; left out, it reads what it did.
+            why: Why, in words; `feeder log` shows them.
+            batch_size: Rows of each batch from now on.
+            global_batch_size: Rows of all devices together.
+            seed: Seed of each source's next pass, and of those after it.
+
+        Returns:
+            The `step` of the first batch that the edit is for.
+
+        Raises:
+            ConfigError: A setting is wrong, or no run of such a feed can be edited.
+            ResumeError: The run cannot be edited so, or has ended. Nothing has changed then.
+        """
+        given = check(Feed.edit, locals())
+        del given["self"]
+        given["edit"] = given.pop("why")
+        return self._edit({k: v for k, v in given.items() if v is not None})
+
+    @under_lock
+    def _edit(self, changes: dict[str, Any]) -> int:
+        if len(self._streams) != 1:
+            raise ConfigError(
+                f"feed {self.name!r} has {len(self._streams)} streams, one for each call of "
+                "init_data_input_workers: a feed of one call, with devices=N, can be edited"
+            )
+        (old,) = self._streams
+        if not (old.started or old.forked):
+            raise ConfigError(
+                f"feed {self.name!r} is not started in this process: change the feed call itself, "
+                "with resume= and edit= if it goes on from a position, as for a server that is "
+                "started again"
+            )
+        settings = {**old.settings, **changes}
+        config = make_config(settings, old.config.stream.first_worker_id)
+        new = old.edit(config, settings, self._streams)
+        step: int = new.positions.fingerprint[HISTORY][2][-1][3]
+        return step
 
     def records(self, step: int, *, read: bool = False) -> Rows:
         """The records that each row of a batch was made of, or will be, by the batch's `step`: for

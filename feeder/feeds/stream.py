@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.config import FeedConfig
 from feeder.devices.routed import Devices
-from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError
+from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError, StuckWorkerError
 from feeder.feeds.length import progress_of
 from feeder.feeds.records import Asked
 from feeder.observe.figures import (
@@ -31,10 +32,12 @@ from feeder.observe.figures import (
     flatten,
 )
 from feeder.observe.verdict import judge
+from feeder.state.history import Further
 from feeder.state.positions import Positions, recall
 from feeder.state.snapshot import Snapshot, StreamState
+from feeder.waking import OneShotEvent
 from feeder.workers.fetch.resuming import Resume
-from feeder.workers.fetch.threads import under_lock
+from feeder.workers.fetch.threads import ThreadGroup, under_lock
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.position import Cut, LazyPosition
@@ -54,6 +57,11 @@ class Progress:
         self.handed: list[tuple[float, LazyPosition | None]] = [(0, None)] * num_devices
         """The round of which each device was handed a batch last, and where that batch ended;
         infinite where it has had all, and where that is."""
+        self.claimed: list[float] = [0] * num_devices
+        """The round whose batch each device's thread was about to hand out last; infinite once it
+        has been told the end."""
+        self.last: float = math.inf
+        """The last round that is handed out: an edit is made, or was, of what comes after."""
         self._lock = threading.RLock()
         # Of several devices how many have a batch of a round, and where it ends: of those from
         # number `_first` on, which is handed out for good.
@@ -63,14 +71,34 @@ class Progress:
     @property
     def place(self) -> LazyPosition | None:
         """Where the stream stands; None before the first batch."""
+        return self.stands[1]
+
+    @property
+    def stands(self) -> tuple[float, LazyPosition | None]:
+        """The newest round that every device has been handed its batch of, and where it ends."""
         # One device has no rounds. At the end all devices stand at the same place.
         if len(self.handed) == 1 or all(num == math.inf for num, _ in self.handed):
-            return self.handed[0][1]
-        return self._place()
+            return self.handed[0]
+        return self._stands()
 
     @under_lock
-    def _place(self) -> LazyPosition | None:
-        return self._ends.get(self._newest(), (0, None))[1]
+    def _stands(self) -> tuple[float, LazyPosition | None]:
+        newest = self._newest()
+        return newest, self._ends.get(newest, (0, None))[1]
+
+    def hold(self) -> float:
+        """From now on no device is handed a batch of a later round than one of them has had, or is
+        about to; returns the number of that round."""
+        # A device's thread claims its batch, and looks at `last` then (`DeviceFeed._claims`): the
+        # claim is found here, or the thread waits.
+        self.last = -1
+        self.last = last = max(self.claimed)
+        return last
+
+    @property
+    def is_through(self) -> bool:
+        """Whether every device has been handed all that it is to be handed before an edit."""
+        return all(num >= self.last for num, _ in self.handed)
 
     @property
     def round(self) -> float:
@@ -106,6 +134,9 @@ class Progress:
 
 logger = logging.getLogger("feeder")
 
+_JOIN_S = 60.0
+"""How long the stream before an edit may take to end before it is named in the log. Nobody waits
+for it."""
 _LOG_EVERY_S = 60.0
 """How often external loggers get the statistics, as Caffe2's did."""
 
@@ -115,11 +146,28 @@ class Stream:
 
     The coordinator's thread starts, stops and moves it, and writes its fields. Users' threads write
     `progress` alone. Any thread may ask for `state`, `stats` and `figures`.
+
+    An edit makes another stream, which takes the place of this one in its feed (`edit`, one thread
+    at a time): each device goes on with `next` once it has been handed its batch of the last round
+    before the edit, which may be long after other devices.
     """
 
-    def __init__(self, config: FeedConfig, number: int) -> None:
+    def __init__(
+        self, config: FeedConfig, number: int, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        """`settings` are those of `init_data_input_workers` that `config` was made of."""
         self.config = config
         self.number = number
+        self.settings = settings or {}
+        self.next: Stream | None = None
+        """What goes on after an edit."""
+        # The stream before the edit that this one began with, until its devices are through.
+        self._before: Stream | None = None
+        self._num_before = 0  # Batches that each device is handed by streams before edits.
+        self._endings = ThreadGroup()
+        self._lock = threading.RLock()
+        # Devices that have come to an edit that is being made.
+        self._held: list[OneShotEvent] = []
         # What its source is now; the positions are those of an earlier format where it goes on so,
         # or of a run that has been edited.
         self._given = self.positions = Positions(config, number)
@@ -173,7 +221,11 @@ class Stream:
         self.pipeline.start()
 
     def close(self) -> None:
-        """Wake everything that waits, so that it ends."""
+        """Wake everything that waits, so that it ends; of streams before and after edits too."""
+        for stream in self._chain():
+            stream._close()
+
+    def _close(self) -> None:
         # Noted before the queues are closed, which takes the end out of them.
         self._had_ended = self._had_ended or self._has_ended()
         self._stopped_at = self._stopped_at or time.monotonic()
@@ -181,26 +233,147 @@ class Stream:
         self.pipeline.close()
         self._devices.close()
 
+    def _earlier(self) -> Iterator[Stream]:
+        """The streams before edits that have not ended yet, the newest first."""
+        stream = self._before
+        while stream is not None:
+            yield stream
+            stream = stream._before
+
+    def _chain(self) -> Iterator[Stream]:
+        """This stream, and those before and after edits that have not ended yet."""
+        yield from self._earlier()
+        stream: Stream | None = self
+        while stream is not None:
+            yield stream
+            stream = stream.next
+
     def fail(self, error: FeedError) -> None:
         """Something beside the stream has failed: its user is told in place of a next batch."""
-        # In a forked child the error that says so stands before any other.
-        if not self.forked:
-            self._unusable = error
-        for queue in self.queues:
-            queue.finish(error)
+        for stream in self._chain():
+            # In a forked child the error that says so stands before any other.
+            if not stream.forked:
+                stream._unusable = error
+            for queue in stream.queues:
+                queue.finish(error)
 
     def join(self, deadline_s: float) -> None:
         """Wait for the threads; raises `StuckWorkerError`."""
         end = time.monotonic() + deadline_s
+        for stream in self._chain():
+            stream._join(end)
+
+    def _join(self, end: float) -> None:
         try:
-            self.pipeline.join(deadline_s)
+            self.pipeline.join(max(0.0, end - time.monotonic()))
             self.pipeline.forget()
         finally:
             # Also where a fetch function is stuck: a GPU's thread must not be left to run on.
             self._devices.join(max(0.0, end - time.monotonic()))
+            # Of streams before it, which are perhaps in no chain any more.
+            self._endings.close(max(0.0, end - time.monotonic()))
         if self.started and not self._logged_last:
             self._logged_last = True
             self._log()
+
+    # ---- edits
+
+    def edit(
+        self, config: FeedConfig, settings: Mapping[str, Any], streams: list[Stream]
+    ) -> Stream:
+        """The stream that goes on with other settings, and starts, from the first round on of which
+        no device has had a batch; it takes the place of this one in `streams`. This one itself, if
+        nothing is to change. Raises `ResumeError` and `ConfigError`; then nothing has changed."""
+        self.check_usable()
+        if self.stopped:
+            raise ClosedError(f"feed {self.config.name!r} is stopped")
+        progress, new = self.progress, self
+        try:
+            new = self._edited(config, settings, progress.hold())
+            if new is not self:
+                new.start()
+                at = streams.index(self)
+                # Without a call in between: an interrupt finds both or none.
+                self.next = streams[at] = new
+        except BaseException:
+            if new is not self:
+                new._close()
+                new._join(time.monotonic() + _JOIN_S)
+            raise
+        finally:
+            if self.next is None:
+                progress.last = math.inf
+            held, self._held = self._held, []
+            for event in held:
+                event.ring()
+        if new is not self:
+            new._take_over(self)
+        return new
+
+    def _edited(self, config: FeedConfig, settings: Mapping[str, Any], last: float) -> Stream:
+        """The same, not started. `last` is the last round before the edit."""
+        if last == math.inf:
+            raise ResumeError(
+                f"the run of feed {self.config.name!r} has ended: an edit would change nothing"
+            )
+        num, place = self.progress.stands
+        state, further = self._state_at(place, with_rows=True), None
+        # Rounds that are left out come before the first batch.
+        skip = self.config.skip if place is None else 0
+        if last > num:
+            assert self._dealing is not None
+            batches = (int(last - num) + skip) * len(self.queues)
+            skip, further = 0, Further(batches, self._dealing)
+            state = state._replace(columns=self.pipeline.schema.columns)
+        new = Stream(config._replace(skip=skip), self.number, settings)
+        found = new._given.find_in(Snapshot((state,)), further)
+        if found.owner is None or found.owner.fingerprint == self.positions.fingerprint:
+            return self
+        # Each device has a batch of each round before an edit.
+        new._num_before = self._num_before + int(last)
+        new.counted.go_on(self.counted, new._num_before)
+        new.resume(found)
+        new.initialised, new.triggers, new._before = True, self.triggers, self
+        old: Any
+        for queue, old in zip(new.queues, self.queues, strict=True):
+            queue.go_on(old)
+        return new
+
+    def _take_over(self, old: Stream) -> None:
+        """The devices go on here after the last round of the old stream."""
+        self._started_at, self._asked_at = old._started_at, old._asked_at
+        self._logged, self._logged_at, old._logged_last = old._logged, old._logged_at, True
+        # A stop that came meanwhile has perhaps not seen this stream.
+        if old.stopped:
+            self.close()
+            self.join(_JOIN_S)
+            raise ClosedError(f"feed {self.config.name!r} is stopped")
+        self.end_before()
+        if self._before is None:
+            return
+        # A device that is through is not to wait for batches that others hold up.
+        for (num, _), queue in zip(old.progress.handed, old.queues, strict=True):
+            if num >= old.progress.last:
+                queue.finish(old.pipeline.origin)
+
+    @under_lock
+    def end_before(self) -> None:
+        """End the stream before the edit, if no device is to be handed a batch of it any more."""
+        old = self._before
+        if old is not None and old._before is None and old.progress.is_through:
+            old._close()
+            self._endings.start(f"feeder {self.config.name} edited", run_ending, old)
+            self._before = None
+
+    def wait_for_edit(self) -> Stream | None:
+        """The stream that goes on after an edit that is being made, waited for; None if there is
+        none, or it was not made."""
+        event = OneShotEvent()
+        self._held.append(event)
+        # If the edit was done with before it could find the event, that is seen here.
+        if self.next is None and self.progress.last != math.inf:
+            event.wait()
+        return self.next
 
     @property
     def forked(self) -> bool:
@@ -214,10 +387,11 @@ class Stream:
 
     def after_fork(self) -> None:
         """This is a forked child: its copy of the stream has no threads."""
-        self._unusable = ForkedError(
-            f"feed {self.config.name!r} was made in the parent process; make it after the fork, "
-            "or start children with the spawn method"
-        )
+        for stream in self._chain():
+            stream._unusable = ForkedError(
+                f"feed {self.config.name!r} was made in the parent process; make it after the "
+                "fork, or start children with the spawn method"
+            )
 
     # ---- position
 
@@ -226,7 +400,15 @@ class Stream:
         if self.forked:
             self.check_usable()
         self._asked_at = time.monotonic()
-        place, resume, columns = self.progress.place, self._resume, self.pipeline.schema.columns
+        stands = self
+        # Before an edit the run is one without it.
+        for stream in self._earlier():
+            if stream.progress.stands[0] < stream.progress.last:
+                stands = stream
+        return stands._state_at(stands.progress.place, with_rows=with_rows)
+
+    def _state_at(self, place: LazyPosition | None, *, with_rows: bool) -> StreamState:
+        resume, columns = self._resume, self.pipeline.schema.columns
         if place is not None:
             return self.positions.state_at(place, columns, with_rows=with_rows)
         # Before the first batch the position is where the stream was to begin, leftover rows and
@@ -395,3 +577,11 @@ class Stream:
                 external.log(dict(stats))
             except Exception:
                 logger.exception("external logger %r failed", external)
+
+
+def run_ending(stream: Stream) -> None:
+    """Thread body: wait for the threads of a stream that an edit has ended."""
+    try:
+        stream._join(time.monotonic() + _JOIN_S)
+    except StuckWorkerError as error:
+        logger.error("%s", error)

@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.errors import ConfigError, FeedError, ResumeError
 from feeder.state.fingerprint import differences, fingerprint_digest
@@ -21,6 +21,7 @@ from feeder.state.snapshot import HISTORY, StreamState
 from feeder.state.token import StreamId
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.stream.position import Cut, Position
+from feeder.workers.stream.rounds import Dealing
 from feeder.workers.stream.spec import FILE_ORDER
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from feeder.config import FeedConfig
     from feeder.state.positions import Positions
     from feeder.workers.sources.chapters import Edit, Part, Run, Settings
-    from feeder.workers.sources.edited import Edited
+    from feeder.workers.sources.edited import Edited, Walk
     from feeder.workers.sources.source import Source
 
 logger = logging.getLogger("feeder")
@@ -39,7 +40,8 @@ FORMAT_OF_WINDOWS = 2
 _STEPS_TOLD = 100
 """Of so many records that have come a log line tells the steps."""
 _SOURCE = "source."
-_SIZES = ("batch_size", "global_batch_size")
+SIZES = ("batch_size", "global_batch_size")
+"""The fields of which a feed has one: rows of a call."""
 _EDITABLE = "weights and schedule of a mixture, its sources, records that are added at the end of "\
             "a source or excluded, sizes of packing, batch_size, global_batch_size and "\
             "seed"  # fmt: skip
@@ -143,11 +145,11 @@ def settings_in(fingerprint: Mapping[str, Any], *, skips: bool) -> Settings:
     Raises `ConfigError`."""
     from feeder.workers.sources.chapters import settings_of
 
-    asked = next(fingerprint[name] for name in _SIZES if name in fingerprint)
+    asked = next(fingerprint[name] for name in SIZES if name in fingerprint)
     return settings_of(_told(fingerprint), asked, fingerprint["seed"], skips=skips)
 
 
-def _of_windows(history: Any) -> bool:
+def of_windows(history: Any) -> bool:
     """Whether a history says what edits have found of windows."""
     return isinstance(history, list) and history[:1] == [FORMAT_OF_WINDOWS]
 
@@ -177,8 +179,8 @@ def described(fingerprint: Mapping[str, Any]) -> Source:
     with _sensible():
         if (history := fingerprint.get(HISTORY)) is None:
             return source
-        now = settings_in(fingerprint, skips=_of_windows(history))
-        if now.packing is not None or _of_windows(history):
+        now = settings_in(fingerprint, skips=of_windows(history))
+        if now.packing is not None or of_windows(history):
             raise ConfigError("which rows an edited run has depends on what is in the records")
         return Edited(source, unpack(history, now), now, history)
 
@@ -217,7 +219,7 @@ def _shapes(*chapters: Settings) -> dict[str, list[Any]]:
 
 def with_history(given: Positions, history: Any) -> Positions:
     """The positions of a stream whose run has this history. Raises `ResumeError`."""
-    now = settings_in(given.fingerprint, skips=_of_windows(history))
+    now = settings_in(given.fingerprint, skips=of_windows(history))
     with _sensible():
         return _edited(given, unpack(history, now), now, history)
 
@@ -250,14 +252,22 @@ def number_of(history: Any) -> str:
     return f"{num} edit{'s' * (num != 1)}"
 
 
-def edit(given: Positions, state: StreamState, note: str) -> Resume:
+class Further(NamedTuple):
+    """What a run that goes on has dealt out beyond the round of its position."""
+
+    batches: int
+    dealing: Dealing
+    """How it deals."""
+
+
+def edit(given: Positions, state: StreamState, note: str, further: Further | None = None) -> Resume:
     """Where the run of a state goes on after an edit that makes it what is given. If it is that
     already, and the last edit has this note, it goes on as without one. Raises `ResumeError`."""
     then_fields = {k: v for k, v in state.fingerprint.items() if k != HISTORY}
     check_edit(given, then_fields)
     history = state.fingerprint.get(HISTORY)
     source: Any = given.config.stream.fetch
-    skips = source.traits.may_skip if history is None else _of_windows(history)
+    skips = source.traits.may_skip if history is None else of_windows(history)
     now, was = (settings_in(one, skips=skips) for one in (given.fingerprint, then_fields))
     if now.packing is None and source.traits.may_skip:
         raise ConfigError(
@@ -267,51 +277,86 @@ def edit(given: Positions, state: StreamState, note: str) -> Resume:
     edits = [] if history is None else unpack(history, was)
     if now == was and edits and edits[-1].note == note:
         return go_on(given, state)
-    run, cut, found = _place(given, state, edits, was)
-    if edits and cut.step < edits[-1].step:
-        raise ResumeError(
-            f"the position of feed {given.config.name!r} is at step {cut.step}, before an edit at "
-            f"step {edits[-1].step} of its own history: edit from a position after it"
-        )
+    run, cut, found = _place(given, state, edits, was, further)
+    check_after(given.config.name, edits, cut)
     _check_back(given.config.name, run.run, now)
     made = run.edit_at(
         source, now, note, epoch=cut.position.epoch, call=cut.position.calls[0], step=cut.step,
         **found,
     )  # fmt: skip
+    # Of the rows left over none belongs to the place: the edited run makes them anew.
+    rows: tuple[Any, ...] | None = None if state.rows is None else ()
     if now.packing is not None and made.left is None:
+        if further is not None and further.batches:
+            raise ResumeError(
+                f"the run of feed {given.config.name!r} cannot be edited so now: its rows would go "
+                "on within a window, and some devices are a round ahead of others; change the "
+                "packing or the sources too, or edit when all devices have had their batch"
+            )
         # Rows go on as they did, within a window, too.
-        cut = _cut(given, state)
+        cut, rows = _cut(given, state), state.rows
         made = made._replace(step=cut.step)
     owner = _edited(given, [*edits, made], now, pack([*edits, made], now))
-    _tell(given.config.name, made, now, _came(given, edits, made, now))
+    tell(given.config.name, made, now, _came(given, edits, made, now))
     # Rows of another length are other columns.
     is_alike = (was.packing or {}).get("seq_len") == (now.packing or {}).get("seq_len")
     return Resume(
-        cut=replace(cut, encode=owner.id.encode), rows=state.rows,
+        cut=replace(cut, encode=owner.id.encode), rows=rows,
         columns=state.columns if is_alike else None, left_out=state.left_out, owner=owner,
     )  # fmt: skip
 
 
+def check_after(name: str, edits: Sequence[Edit], cut: Cut) -> None:
+    """Raise `ResumeError` if the place of an edit is before another one."""
+    if edits and cut.step < edits[-1].step:
+        raise ResumeError(
+            f"the position of feed {name!r} is at step {cut.step}, before an edit at "
+            f"step {edits[-1].step} of its own history: edit from a position after it"
+        )
+
+
 def _place(
-    given: Positions, state: StreamState, edits: Sequence[Edit], was: Settings
-) -> tuple[Edited, Cut, dict[str, int]]:
+    given: Positions, state: StreamState, edits: Sequence[Edit], was: Settings,
+    further: Further | None,
+) -> tuple[Edited, Cut, dict[str, int]]:  # fmt: skip
     """The run as it was; the place of an edit, and what of the epoch comes before it: the end of
-    the round that the position is in, or the start of the next epoch if this one has no more
-    batches."""
-    config, name, epochs = given.config, given.config.name, given.config.stream.epochs
+    the round that the position is in, or of a further one, or the start of the next epoch if this
+    one has no more batches."""
+    config = given.config
     with _sensible():
         source = _source(given, edits, was)
     cut = _cut(given, state)
-    dealing, size, rest = cut.dealing, was.asked, 0
-    if dealing is None:
+    if cut.dealing is None:
         given.check_round(cut)
-    else:
+    drops = config.stream.last_batch == "drop"
+    cut, found = after_round(
+        config.name, source.walk(cut, config.stream), edits, was, cut, further, drops=drops,
+        epochs=config.stream.epochs, by_calls=config.stream.dont_rebatch,
+    )  # fmt: skip
+    if not source.is_whole:
+        # The last call is compared if it can be made again.
+        cut = replace(cut, checked=None)
+    return source, cut, found
+
+
+def after_round(
+    name: str, walk: Walk, edits: Sequence[Edit], was: Settings, cut: Cut,
+    further: Further | None = None, *, drops: bool, epochs: int | None, by_calls: bool = False,
+) -> tuple[Cut, dict[str, int]]:  # fmt: skip
+    """The same of a walk from a place on. `drops` says whether an epoch's rows that do not fill a
+    batch are left out, and `by_calls` whether a batch is a call."""
+    dealing, size, rest = cut.dealing, was.asked, 0
+    if dealing is not None:
         size, rest = dealing.batch_size, dealing.rest(cut.epoch, cut.step)
-    walk = source.walk(cut, config.stream)
+    sizes = [size] * rest
+    if further is not None:
+        dealing = further.dealing
+        sizes += [dealing.batch_size] * further.batches
     index = cut.index
-    least = size if config.stream.last_batch == "drop" else 1
     last = max([walk.epoch, *(one.epoch for one in edits)])
-    for is_made in (*[True] * rest, False):
+    for made in (*sizes, 0):
+        size = made or size
+        least = size if drops else 1
         # The place is the next epoch's start also if the position does not say so yet.
         while not cut.finished and not walk.has(least):
             walk.next_epoch()
@@ -323,8 +368,8 @@ def _place(
                     f"the run of feed {name!r} has ended at its position, or ends within the round "
                     "that it is in: an edit would change nothing, unless there are more epochs"
                 )
-        if is_made:
-            walk.go(None if config.stream.dont_rebatch else size)
+        if made:
+            walk.go(None if by_calls else made)
             index += 1
     if cut.finished:
         raise ResumeError(
@@ -332,16 +377,15 @@ def _place(
             "unless there are more epochs"
         )
     call, found = walk.place()
-    # The last call is compared, if it is still the last one, and can be made again.
-    is_same = not rest and source.is_whole
-    step = cut.step + rest
+    step = cut.step + len(sizes)
     cut = replace(
         cut, epoch=walk.epoch, index=index, step=step, leftover=None,
         position=Position(walk.epoch, 0, (True,), (call,), (0,), (None,)),
-        checked=cut.checked if is_same else None,
+        # The last call is compared, if it is still the last one.
+        checked=None if sizes else cut.checked,
         dealing=dealing and dealing.begun_at(step),
     )  # fmt: skip
-    return source, cut, found
+    return cut, found
 
 
 def _cut(given: Positions, state: StreamState) -> Cut:
@@ -350,7 +394,8 @@ def _cut(given: Positions, state: StreamState) -> Cut:
     return here.decode(state.token, given.config.stream.epochs)
 
 
-def _tell(name: str, made: Edit, now: Settings, more: Sequence[str]) -> None:
+def tell(name: str, made: Edit, now: Settings, more: Sequence[str] = ()) -> None:
+    """Log what an edit changes."""
     logger.warning(
         "feed %r is edited at step %d (%s): %s", name, made.step, made.note,
         "; ".join([*changes(made.was, now), *more]) or "nothing changes",
@@ -417,7 +462,7 @@ def check_edit(given: Positions, then: Mapping[str, Any]) -> None:
         {k: v for k, v in then.items() if not _may_change(k)},
         {k: v for k, v in now.items() if not _may_change(k)},
     )
-    for size in _SIZES:
+    for size in SIZES:
         if (size in then) != (size in now):
             fixed.append(f"{size}: {then.get(size)!r} then, {now.get(size)!r} now")
     was, to = _told(then), _told(now)
@@ -455,7 +500,7 @@ def _fixed(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _may_change(field: str) -> bool:
-    return field.startswith(_SOURCE) or field in (*_SIZES, "seed")
+    return field.startswith(_SOURCE) or field in (*SIZES, "seed")
 
 
 def _check_parts(feed: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -573,7 +618,7 @@ def chapters_of(state: StreamState) -> list[dict[str, Any]]:
     from feeder.workers.sources.chapters import ROWS, Run, weights_of
 
     history = state.fingerprint.get(HISTORY)
-    now = settings_in(state.fingerprint, skips=_of_windows(history))
+    now = settings_in(state.fingerprint, skips=of_windows(history))
     run = Run([] if history is None else unpack(history, now), now)
     id = StreamId(state.name, state.number, fingerprint_digest(state.fingerprint))
     cut = id.decode(state.token, None)

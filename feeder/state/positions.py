@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from feeder.errors import ConfigError, FeedError, ReplayWarning, ResumeError
 from feeder.state.fingerprint import differences, fingerprint_digest
-from feeder.state.history import check_edit, edit, go_on, number_of, with_history
+from feeder.state.history import Further, check_edit, edit, go_on, number_of, with_history
 from feeder.state.snapshot import HISTORY, Rows, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId, fingerprint_of
 from feeder.workers.fetch.resuming import Resume
@@ -140,20 +140,21 @@ class Positions:
         self._check_repeatable(resume)
         return resume
 
-    def find_in(self, position: Snapshot | bytes) -> Resume:
+    def find_in(self, position: Snapshot | bytes, further: Further | None = None) -> Resume:
         """The same, from a snapshot of perhaps many streams, or a token. Where it is of an earlier
-        format of the source, what goes on there has to be the stream of `older`."""
+        format of the source, what goes on there has to be the stream of `older`. An edit lies
+        behind what has been dealt out further."""
         try:
-            return self._find_in(position)
+            return self._find_in(position, further)
         except ResumeError:
             if self.older is None:
                 raise
             with contextlib.suppress(ResumeError):
-                found = self.older.find_in(position)
+                found = self.older.find_in(position, further)
                 return found._replace(owner=found.owner or self.older)
             raise
 
-    def _find_in(self, position: Snapshot | bytes) -> Resume:
+    def _find_in(self, position: Snapshot | bytes, further: Further | None) -> Resume:
         if isinstance(position, bytes):
             if self.config.edit is not None and fingerprint_of(position) != self.id.fingerprint:
                 raise ResumeError(
@@ -163,17 +164,17 @@ class Positions:
             return self.find(position)
         for state in position.states:
             if (state.name, state.number) == (self.config.name, self.number):
-                return self._find_edited(state)
+                return self._find_edited(state, further)
         held = [f"{state.name}[{state.number}]" for state in position.states]
         raise ResumeError(
             f"the snapshot holds feeds {held!r}, expected {self.config.name}[{self.number}]"
         )
 
-    def _find_edited(self, state: StreamState) -> Resume:
+    def _find_edited(self, state: StreamState, further: Further | None) -> Resume:
         """The place of a state, whose run may have been edited, or is edited there."""
         note, then = self.config.edit, state.fingerprint
         if note is not None:
-            return edit(self, state, note)
+            return edit(self, state, note, further)
         if HISTORY not in then or HISTORY in self.fingerprint:
             return self.find(state)
         current = {name: value for name, value in then.items() if name != HISTORY}

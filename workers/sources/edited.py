@@ -28,6 +28,7 @@ from feeder.workers.sources.chapters import (
     refuse,
 )
 from feeder.workers.sources.mixture import Mixture
+from feeder.workers.sources.orders.blocks import Step
 from feeder.workers.sources.orders.edited import (
     Change,
     EditedOrder,
@@ -320,7 +321,7 @@ class Edited(Source):
 
     def edit_at(self, given: Source, now: Settings, note: str, **place: int) -> Edit:
         """The edit that makes the run go on with a source at a place: see `edit_at`."""
-        return edit_at(self.run, given, now, note, **place)
+        return edit_at(self.run, given, steps_of(given), now, note, **place)
 
     def as_it_was(self) -> None:
         """An edited run has had one format only."""
@@ -332,6 +333,12 @@ class Edited(Source):
 
 
 # ---- An edit is made
+
+
+def steps_of(given: Source) -> Sequence[Step]:
+    """The weights of a mixture, and from which record of an epoch on; none if it is none."""
+    steps: Sequence[Step] = getattr(getattr(given.records, "route", None), "steps", ())
+    return steps
 
 
 class Walk:
@@ -367,7 +374,8 @@ class Walk:
 
 def edit_at(
     run: Run,
-    given: Source,
+    given: Source | None,
+    steps: Sequence[Step],
     now: Settings,
     note: str,
     *,
@@ -377,7 +385,8 @@ def edit_at(
     step: int,
 ) -> Edit:
     """The edit that makes a run go on with a source, from a record of an epoch on: with that call,
-    and with that batch. Raises `ConfigError` if the source cannot go on so."""
+    and with that batch. The source is needed if its set of records changes. Raises `ConfigError` if
+    it cannot go on so."""
     was = run.settings
     same_records = was._replace(asked=now.asked, packing=now.packing) == now
     standings = dict(run.edits[-1].standings) if run.edits else {}
@@ -399,8 +408,9 @@ def edit_at(
             # It was taken out when all of it had come. One that is read, and whose pass of before
             # has come to its end in this epoch, waits for the next.
             standings[name] = Standing(epoch, 0, size)
-    draft = Edited(given, [*run.edits, edit._replace(rest=())], now, ())
-    for name in now.parts:
+    draft = None if given is None else Edited(given, [*run.edits, edit._replace(rest=())], now, ())
+    for name in now.parts if draft else ():
+        assert draft is not None
         at, source = standings[name], draft.records.parts[draft.run.names.index(name)]
         plan = getattr(source, "_plan", None)
         if isinstance(plan, EditedPlan) and at.epoch >= plan.changes[-1].epoch:
@@ -409,16 +419,15 @@ def edit_at(
             order = plan.make(own.seed)
             assert isinstance(order, EditedOrder)
             standings[name] = at._replace(length=order.length(at.epoch))
-    return edit._replace(rest=_rest(given, now, standings, record))
+    return edit._replace(rest=_rest(steps, now, standings, record))
 
 
 def _rest(
-    given: Source, now: Settings, standings: Mapping[str, Standing], record: int
+    steps: Sequence[Step], now: Settings, standings: Mapping[str, Standing], record: int
 ) -> Sequence[Any]:
     """The blocks of the rest of an epoch, as `describe` tells them."""
     if not now.blocks:
         return ()
-    records: Any = given.records
-    steps = [(max(0, start - record), weights) for start, weights in records.route.steps]
+    steps = [(max(0, start - record), weights) for start, weights in steps]
     current = max(i for i, (start, _) in enumerate(steps) if start == 0)
     return blocks_of(steps[current:], left_of(now, standings), now.mode)

@@ -148,6 +148,7 @@ def mix(
         )
     if unit not in get_args(Unit):
         raise ConfigError(f"unit is {unit!r}, expected one of {get_args(Unit)!r}")
+    _no_function("weights", options.get("weights"))
     power = 1 / _positive("temperature", temperature)
     parts, weights = [], {}
     for name, given in sources.items():
@@ -225,7 +226,18 @@ def _in_turn(plan: OrderPlan, route: MixRoute) -> OrderPlan:
     return replace(plan, sharding=sharding)
 
 
+def _no_function(what: str, value: Any) -> None:
+    """Refuse what would follow from the run, as weights that follow its loss."""
+    if callable(value):
+        raise ConfigError(
+            f"{what} is a function, {value!r}, and batches would no longer follow from numbers "
+            "alone: to change the weights as training goes on, call feed.edit(mix(...), why=...) "
+            "from its loop, and positions hold the change"
+        )
+
+
 def _positive(what: str, value: Any) -> float:
+    _no_function(what, value)
     is_number = isinstance(value, (int, float, Fraction, np.number)) and not isinstance(value, bool)
     if not is_number or value <= 0 or not _is_finite(value):
         raise ConfigError(f"{what} is {value!r}, expected a finite number above 0")
@@ -249,6 +261,7 @@ def _to_the_power(weight: float, power: float) -> float:
 
 def _checked(weights: Weights, names: Sequence[str], power: float) -> tuple[Fraction, ...]:
     """The weight of each source; 0 for one that is left out."""
+    _no_function("weights", weights)
     if not isinstance(weights, Mapping) or not weights:
         raise ConfigError(f"weights are {weights!r}, expected a mapping of name to weight")
     if unknown := sorted(set(weights) - set(names)):
@@ -275,6 +288,7 @@ def _checked(weights: Weights, names: Sequence[str], power: float) -> tuple[Frac
 def _checked_schedule(
     schedule: Any, names: Sequence[str], power: float
 ) -> list[tuple[int, tuple[Fraction, ...]]]:
+    _no_function("schedule", schedule)
     try:
         pairs = [(record, weights) for record, weights in schedule]
     except (TypeError, ValueError) as error:

@@ -18,7 +18,7 @@ import numpy as np
 
 from feeder.workers.errors import ResumeError
 from feeder.workers.sources.chapters import ALL, Edit, Left, Settings
-from feeder.workers.sources.edited import Edited, edit_at
+from feeder.workers.sources.edited import Edited, edit_at, steps_of
 from feeder.workers.sources.orders.edited import EditedPlan, Numbers
 from feeder.workers.sources.packing import Remainder
 from feeder.workers.sources.source import Source
@@ -346,7 +346,7 @@ class Repacked(Edited):
         `rows` have come."""
         documents: Any = _step(given).parts[0]
         rows = place.pop("rows")
-        edit = edit_at(self.run, documents, now, note, **place)
+        edit = edit_at(self.run, documents, steps_of(documents), now, note, **place)
         if edit.rest is None and now.packing == self.run.settings.packing:
             return edit
         draft = Repacked(given, [*self.run.edits, edit._replace(left=Left(rows, 0))], now, ())

@@ -142,6 +142,11 @@ class CudaQueue:
         `ConfigError` for what is none."""
         self._named_stream = None if stream is None else self.driver.stream_of(stream)
 
+    def go_on(self, before: CudaQueue) -> None:
+        """Be the queue of the same user after another one."""
+        self._ready.go_on(before._ready)
+        self._named_stream = before._named_stream
+
     @property
     def given(self) -> deque[Batch] | None:
         """What `get` gave last, until the user has it and says None."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -433,3 +434,69 @@ def test_a_source_that_is_made_of_others_and_has_grown_is_refused_by_its_size() 
     _, state = read(joined(60), 5)
     with pytest.raises(ResumeError, match=r"an edit cannot change: .*size: .*; give it another"):
         feed(joined(70), state, edit="more web")
+
+
+EDITS: dict[str, tuple[list[str], Any, dict[str, Any]]] = {
+    "weights": (["--weight", "web=0.25", "--weight", "code=0.75"], {"web": 1, "code": 3}, {}),
+    "uneven": (["--weight", "code=1", "--weight", "web=.3"], {"web": 0.3, "code": 1}, {}),
+    "out": (["--weight", "web=1", "--weight", "code=0"], {"web": 1}, {}),
+    "size": (["--batch-size", "7"], {"web": 7, "code": 3}, {"batch_size": 7}),
+    "seed": (["--seed", "9"], {"web": 7, "code": 3}, {"seed": 9}),
+    "note": ([], {"web": 7, "code": 3}, {}),
+}
+
+
+@pytest.mark.parametrize("mode", ["drop", "stop", "repeat"])
+@pytest.mark.parametrize(("flags", "weights", "settings"), EDITS.values(), ids=EDITS.keys())
+def test_a_file_is_edited_as_a_resume_would(
+    flags: list[str], weights: Any, settings: Any, mode: str, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    _, state = read(mixed(mode, web=7, code=3), 6, epochs=2)
+    _, state = read(mixed(mode, web=7, code=3), 5, state, edit="before", epochs=2)
+    state.write(old)
+    assert main(["edit", str(old), "--output", str(new), "--why", "it", *flags]) == 0
+    settings = {**settings, "epochs": 2}
+    told, _ = read(mixed(mode, **weights), None, new, **settings)
+    wanted, _ = read(mixed(mode, **weights), None, state, edit="it", **settings)
+    assert told == wanted
+    with feed(mixed(mode, **weights), new, **settings) as coordinator:
+        found = coordinator.snapshot().states[0]
+    with feed(mixed(mode, **weights), state, edit="it", **settings) as coordinator:
+        assert found == coordinator.snapshot().states[0]
+    # The file that was read is as it was, and none is written over.
+    assert old.read_bytes() == bytes(state)
+    assert main(["edit", str(old), "--output", str(new), "--why", "it"]) == 2
+    if settings.keys() == {"epochs"} and flags:
+        with pytest.raises(ResumeError, match=r"source.* then, .* now"):
+            feed(mixed(mode, web=7, code=3), new, epochs=2)
+
+
+NOT_IN_A_FILE: dict[str, tuple[Any, dict[str, Any], list[str], str]] = {
+    "no mixture": (corpus("web"), {}, ["--weight", "web=1"], "is no mixture"),
+    "some weights": (mixed(web=1, code=1), {}, ["--weight", "web=1"], "give one for each"),
+    "none": (mixed(web=1), {}, ["--weight", "web=0"], "every weight of feed 'train' is 0"),
+    "the other size": (corpus("web"), {}, ["--global-batch-size", "8"], "but batch_size 4"),
+    "schedule": (
+        mixed("drop", [(40, {"web": 1})], web=1, code=1), {}, ["--seed", "3"], "has a schedule",
+    ),
+    "carry": (corpus("web"), {"last_batch": "carry"}, [], "last_batch='carry'"),
+    "filter": (corpus("web").filter(bool), {}, [], "rows that are not one for each record"),
+    "function": (lambda call: [np.arange(4)], {}, [], "a fetch function of your own"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "flags", "why"), NOT_IN_A_FILE.values(), ids=NOT_IN_A_FILE.keys()
+)
+def test_what_cannot_be_edited_in_a_file_is_refused_by_name(
+    source: Any, settings: Any, flags: list[str], why: str, tmp_path: Path, capsys: Any
+) -> None:
+    with feed(source, epochs=None, **settings) as coordinator:
+        next(coordinator["train"])
+        coordinator.checkpoint(tmp_path / "old")
+    new = tmp_path / "new"
+    assert main(["edit", str(tmp_path / "old"), "--output", str(new), "--why", "no", *flags]) == 2
+    assert not new.exists()
+    told = capsys.readouterr().err
+    assert re.search(why, told), told

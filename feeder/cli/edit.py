@@ -1,0 +1,81 @@
+"""`feeder edit`: change what a run reads from a position on, in a new file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from fractions import Fraction
+from typing import Any
+
+from feeder.checkpoint.resuming import find_position
+from feeder.cli.arguments import count
+from feeder.errors import ConfigError
+from feeder.state.rewriting import edited
+from feeder.state.snapshot import Snapshot
+
+_DESCRIPTION = """\
+Change what a run reads from a position on, in a new file. The data are not needed, and the feed
+call that goes on from the new file gives what the edit says. Sources that are added, that have
+grown or lose records, schedules and temperatures are given to the feed call itself, with edit=."""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser("edit", description=_DESCRIPTION)
+    parser.add_argument("file", help="a snapshot, a checkpoint, or a folder of those")
+    parser.add_argument("--output", metavar="FILE", required=True, help="the snapshot to write")
+    parser.add_argument("--why", metavar="TEXT", required=True, help="why, for feeder log")
+    parser.add_argument("--feed", metavar="NAME", help="which feed, of several")
+    parser.add_argument(
+        "--weight", metavar="SOURCE=W", type=_weight, action="append", default=[],
+        help="the weight of a source; give one for each of the mixture, 0 to take it out",
+    )  # fmt: skip
+    size = parser.add_mutually_exclusive_group()
+    for name, of in (("batch-size", "each batch"), ("global-batch-size", "all queues together")):
+        size.add_argument(f"--{name}", metavar="ROWS", type=count(1), help=f"rows of {of}")
+    parser.add_argument(
+        "--seed", metavar="N", type=count(0, 2**64 - 1), help="the seed of passes to come"
+    )
+
+
+def _weight(text: str) -> tuple[str, Fraction]:
+    """A source and its weight."""
+    name, is_given, number = text.rpartition("=")
+    try:
+        weight = Fraction(number)
+    except (ValueError, ZeroDivisionError):
+        weight = Fraction(-1)
+    if not is_given or weight < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SOURCE=W, with a number of at least 0")
+    return name, weight
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Write the edited position."""
+    if not arguments.why:
+        raise ConfigError("--why is empty, expected a text")
+    if os.path.lexists(arguments.output):
+        raise ConfigError(f"{arguments.output!r} is there already: give the name of a new file")
+    position = find_position(os.path.abspath(arguments.file), None).position
+    assert isinstance(position, Snapshot)
+    names = [state.name for state in position.states]
+    name = arguments.feed or names[0]
+    if names.count(name) != 1 or (len(names) > 1 and arguments.feed is None):
+        raise ConfigError(
+            f"{arguments.file!r} holds feeds {names}: name one with --feed, of one feed call"
+        )
+    sizes = {
+        size: rows
+        for size in ("batch_size", "global_batch_size")
+        if (rows := getattr(arguments, size)) is not None
+    }
+    states = [
+        edited(
+            state, arguments.why, weights=dict(arguments.weight), sizes=sizes, seed=arguments.seed
+        )
+        if state.name == name
+        else state
+        for state in position.states
+    ]
+    Snapshot(tuple(states)).write(arguments.output)
+    return 0
