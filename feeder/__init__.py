@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         SnapshotFormatError,
         StorageError,
         StuckWorkerError,
+        TranscriptError,
         TransportError,
     )
     from feeder.executors.options import Processes, RayActors, Threads
@@ -86,6 +87,7 @@ __all__ = [
     "StorageError",
     "StuckWorkerError",
     "Threads",
+    "TranscriptError",
     "TransportError",
     "connect",
     "init_data_input_workers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -98,6 +99,7 @@ def init_data_input_workers(
     resume: Any = None,
     skip: NonNegativeInt = 0,
     edit: Annotated[str, Meta(min_length=1, description="a text")] | None = None,
+    transcript: str | os.PathLike[str] | None = None,
     coordinator: Coordinator | None = None,
 ) -> Coordinator:
     """Add a feed to a coordinator: fetcher threads call `fetch_fun`, and batches of exactly
@@ -188,6 +190,10 @@ def init_data_input_workers(
             sizes. Without it a position of other settings is refused; with it each source goes on
             at its place, and the position holds what was changed, where, and this text. See
             docs/editing.md.
+        transcript: A folder in which a digest of each batch that is handed out is written down, in
+            a chain: `feeder compare` finds the first step in which two runs differ. A run that goes
+            on from a position goes on in the same chain. Not part of the stream. See
+            docs/transcripts.md.
         coordinator: The coordinator to add to; by default one for the process, the same at each
             call until it is stopped.
 

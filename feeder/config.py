@@ -53,6 +53,8 @@ class FeedConfig(NamedTuple):
     """Rounds that are left out where it begins."""
     external_loggers: tuple[Any, ...]
     """Objects with a `log(dict)` method that are given the feed's statistics."""
+    transcript: str | None = None
+    """The folder in which each step is written down that was handed out; None writes none."""
     edit: str | None = None
     """Why a position of other settings goes on with these; None if it does not."""
 
@@ -121,6 +123,7 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         skip=settings["skip"],
         init_fun=settings["init_fun"],
         external_loggers=_loggers(settings["external_loggers"]),
+        transcript=_transcript(settings["transcript"], devices),
         edit=settings["edit"],
     )
 
@@ -442,6 +445,27 @@ def _devices(devices: Any) -> tuple[str, ...]:
     if len(set(devices)) != len(devices):
         raise ConfigError(f"devices is {tuple(devices)!r}, expected none of them twice")
     return tuple(devices)
+
+
+def _transcript(folder: Any, devices: Sequence[str]) -> str | None:
+    if folder is None:
+        return None
+    on_gpu = [device for device in devices if not device.startswith("cpu")]
+    if on_gpu:
+        raise ConfigError(
+            f"transcript is {folder!r}, and the devices are {tuple(devices)!r}: a digest is made of"
+            f" rows in memory of the host, and those of {on_gpu[0]!r} are on a GPU when they are "
+            "handed out; leave it out, or hand batches out on the host"
+        )
+    return folder_of(folder)
+
+
+def folder_of(folder: Any) -> str:
+    """The folder of a transcript. Raises `ConfigError`."""
+    path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else ""
+    if not isinstance(path, str) or not path or "://" in path:
+        raise ConfigError(f"transcript is {folder!r}, expected a folder of a file system")
+    return path
 
 
 def _loggers(loggers: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@
     ├── ResumeError                   snapshot and feed do not fit
     │   └── SnapshotFormatError       unreadable, truncated, corrupt, or of a newer version
     ├── CheckpointError               storage failed
+    ├── TranscriptError               a transcript is damaged, of another run, or cannot be written
     ├── StorageError                  an object that is read cannot be: missing, refused, changed
     ├── DeviceError                   a GPU failed, or has not the memory
     ├── StuckWorkerError              a thread did not end; its stack is in the message
@@ -60,6 +61,7 @@ __all__ = [
     "SnapshotFormatError",
     "StorageError",
     "StuckWorkerError",
+    "TranscriptError",
     "TransportError",
 ]
 
@@ -72,6 +74,11 @@ class SnapshotFormatError(ResumeError):
 @public("feeder")
 class CheckpointError(FeedError):
     """Storage failed; the cause is chained."""
+
+
+@public("feeder")
+class TranscriptError(FeedError):
+    """A transcript is damaged or of another run, or cannot be read or written."""
 
 
 @public("feeder")

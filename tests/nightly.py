@@ -47,6 +47,9 @@ CAMPAIGNS = {
     "histories": Campaign(
         "draws runs that are edited and resumed, beside a naive model, and replays them",
         "property.histories", "--histories 1000 --seed {seed}", 90),
+    "transcripts": Campaign(
+        "changes one row of random batches, each of which a transcript finds",
+        "transcripts", "--changes 100000 --seed {seed}", 15),
     "asked": Campaign(
         "asks feeds of random compositions which records come when, and compares all rows",
         "property.asked", "--rows 300000 --seed {seed}", 60),

@@ -100,11 +100,14 @@ class Saver:
         policy: Checkpointing,
         take: Callable[[], Snapshot],
         fail: Callable[[FeedError], None],
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
+        """`settle` is called before a position is stored: what belongs to it is stored first."""
         self.policy = policy
         self.store = policy.place
         self._take = take
         self._fail = fail
+        self._settle = settle
         self._threads = ThreadGroup()
         self._termination = Termination(lambda: self._tell(_TOLD_TO_END))
         self._lock = threading.Lock()
@@ -262,6 +265,7 @@ class Saver:
     def _store(self, snapshot: Snapshot, step: int | None) -> None:
         started = time.monotonic()
         try:
+            self._settle()
             name = self.store.save(snapshot, step)
         except CheckpointError:
             self._count(failed_saves=1)

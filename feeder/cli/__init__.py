@@ -21,6 +21,7 @@ from feeder.errors import ConfigError, FeedError
 COMMANDS = {
     "cache": "list, prune and verify what sources of URLs keep on this host",
     "checkpoint": "list, verify, show and prune checkpoints",
+    "compare": "say whether two runs were handed the same rows",
     "config": "check a configuration, or show it with who set what",
     "consume": "read a served feed, and say how fast it is and what came",
     "demo": "train, be killed, resume, and compare",

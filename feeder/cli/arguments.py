@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeder.errors import ConfigError
@@ -52,3 +52,12 @@ def check_resume(where: Any) -> None:
     is_path = where is not None and "://" not in str(where) and str(where) != "latest"
     if is_path and not os.path.lexists(where):
         raise ConfigError(f"--resume is {str(where)!r}, which is not there; name another")
+
+
+MOST_RANGES = 10
+
+
+def in_words(ranges: Sequence[Sequence[int]]) -> str:
+    """Ranges of numbers, each from and to; of very many the first ones."""
+    told = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in ranges[:MOST_RANGES])
+    return told + " and more" * (len(ranges) > MOST_RANGES)

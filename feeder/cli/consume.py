@@ -62,6 +62,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         help="how they are checked",
     )
     add("--keys", metavar="DIR", type=Path, help="of feeder keygen, for a server with keys")
+    add(
+        "--transcript", metavar="DIR", help="write a digest of each batch there, for feeder compare"
+    )
     add("--resume", metavar="FILE", type=Path, help="go on from a position that was saved")
     add("--save", metavar="FILE", type=Path, help="save the position at the end, however it comes")
 
@@ -83,6 +86,7 @@ def main(arguments: argparse.Namespace) -> int:
         credit=arguments.credit,
         plane=arguments.plane,
         checksum=arguments.checksum,
+        transcript=arguments.transcript,
         keys=arguments.keys,
         resume=arguments.resume,
     )

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from feeder.checkpoint.resuming import find_position
+from feeder.cli.arguments import in_words
 from feeder.state.history import chapters_of
 from feeder.state.snapshot import Snapshot
 
@@ -47,7 +48,9 @@ def _lines(chapter: dict[str, Any]) -> list[str]:
         sizes = ", ".join(f"{name} {value}" for name, value in packing.items() if name != "source")
         lines.append(f"  {packing['source']}: {sizes}")
     for name, source in chapter["sources"].items():
-        excluded = f", {source['excluded']} excluded" if source["excluded"] else ""
+        excluded = ""
+        if source["excluded"]:
+            excluded = f", {source['excluded']} excluded: {in_words(source['excluded_ranges'])}"
         lines.append(
             f"  {name or 'the source'}: weight {source['weight']}, {source['records']} records"
             f"{excluded}; {source['read']} read"

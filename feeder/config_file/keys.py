@@ -95,7 +95,8 @@ def feed_keys() -> dict[str, Parameter]:
         "external_loggers": collections.abc.Sequence[str] | None,
         "executor": _EXECUTOR,
     }
-    without = {"fetch_fun", "input_source_name", "resume", "coordinator"}
+    # What trainers were handed out is known to them: their consumers write transcripts.
+    without = {"fetch_fun", "input_source_name", "resume", "coordinator", "transcript"}
     return {
         "fetch": Parameter(name="fetch", type=str | None, default=None),
         "source": Parameter(name="source", type=str | None, default=None),

@@ -20,7 +20,7 @@ from feeder.checkpoint.store import CheckpointStore
 from feeder.config import make_config
 from feeder.errors import ClosedError, ConfigError, ForkedError, StuckWorkerError
 from feeder.feeds.feed import Feed, pack_states, resume_streams
-from feeder.feeds.running import STOP_DEADLINE_S, Running, take_snapshot
+from feeder.feeds.running import STOP_DEADLINE_S, Running, sync, take_snapshot
 from feeder.feeds.stream import Stream
 from feeder.observe.figures import Figures, build_figures, with_checkpoints
 from feeder.state.snapshot import Snapshot
@@ -235,9 +235,13 @@ class Coordinator:
 
         Raises:
             CheckpointError: It could not be stored, and `wait` is True.
+            TranscriptError: So too the transcript up to it.
             ConfigError: There is no place to store it in.
         """
         snapshot, saver = self.snapshot(), self._saver
+        if where is not None:
+            # In its own place the saver does so.
+            sync(self._running.streams)
         if isinstance(where, CheckpointStore):
             where.save(snapshot, step)
         elif where is not None:

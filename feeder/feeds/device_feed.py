@@ -63,9 +63,11 @@ class DeviceFeed(EpochReader):
         # A GPU's queue still has to order its copy before the user's work when a batch is handed
         # out; a host's batch is ready as it is.
         receive = queue.receive if isinstance(queue, CudaQueue) else None
+        transcript = stream.transcripts[self._device] if stream.transcripts else None
         # Assignments alone, without a call between them.
         self._stream, self._queue, self._receive = stream, queue, receive
         self._progress, self._counts = stream.progress, stream.counted.handed
+        self._transcript = transcript
 
     @property
     def device(self) -> str:
@@ -93,6 +95,8 @@ class DeviceFeed(EpochReader):
                 batch, is_last = self._receive(ready.popleft()), not ready
             if is_last:
                 self._stream.pipeline.queue.hand_out(self._device, self._held)
+            if self._transcript is not None:
+                self._transcript.note(batch)
             epoch = self._enter(batch.epoch)
             epoch.newest = batch.index
             batch.of = epoch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -19,7 +19,7 @@ from feeder.errors import ConfigError, ResumeError
 from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.epochs import Epoch
 from feeder.feeds.reading import read_records
-from feeder.feeds.records import Asked, Rows, records_of, when
+from feeder.feeds.records import Asked, Rows, ranges_in, records_of, when
 from feeder.feeds.running import Running
 from feeder.feeds.stream import Stream
 from feeder.observe.figures import AS_GREATEST, FeedFigures
@@ -195,6 +195,11 @@ class Feed:
                 "with resume= and edit= if it goes on from a position, as for a server that is "
                 "started again"
             )
+        if old.transcripts:
+            raise ConfigError(
+                f"feed {self.name!r} writes a transcript, which an edit begins anew: stop the feed "
+                "and go on from its position, with edit="
+            )
         settings = {**old.settings, **changes}
         config = make_config(settings, old.config.stream.first_worker_id)
         new = old.edit(config, settings, self._streams)
@@ -216,6 +221,12 @@ class Feed:
         if read:
             return read_records(self._asked(), step, self._streams[0].places())
         return records_of(self._asked(), step)
+
+    def records_in(self, steps: Iterable[int]) -> dict[str, list[range]]:
+        """The numbers of the records that some batches were made of, or will be, by the name of
+        their source, which is "" if there is one alone: what `exclude` of each source is given
+        where the steps of a loss spike are not to come again. Raises as `records` does."""
+        return ranges_in(self._asked(), steps)
 
     def when(self, source: str, record: int) -> Iterator[Seen]:
         """Where a record comes, in the order of steps: an iterator over `sources.Seen`, which has

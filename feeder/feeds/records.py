@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -95,6 +95,24 @@ def records_of(asked: Asked, step: int) -> Rows:
     if not calls:
         raise ConfigError(f"step is {step}, and the feed has ended before it")
     return tuple(row for call in calls for row in source.records_of(call))
+
+
+def ranges_in(asked: Asked, steps: Iterable[int]) -> dict[str, list[range]]:
+    """The numbers of the records of some batches, by source, as ranges. Raises `ConfigError`."""
+    numbers: dict[str, set[int]] = {}
+    for step in steps:
+        for row in records_of(asked, step):
+            for record in row:
+                numbers.setdefault(record.source, set()).add(record.number)
+    found: dict[str, list[range]] = {}
+    for source, those in numbers.items():
+        runs = found[source] = []
+        for number in sorted(those):
+            if runs and runs[-1].stop == number:
+                runs[-1] = range(runs[-1].start, number + 1)
+            else:
+                runs.append(range(number, number + 1))
+    return found
 
 
 def _check_known(asked: Asked) -> None:

@@ -90,8 +90,9 @@ class Running:
         self.saver: Saver | None = None
         if checkpoints is not None:
             self.saver = Saver(
-                checkpoints, lambda: take_snapshot(streams), lambda error: _fail(streams, error)
-            )
+                checkpoints, lambda: take_snapshot(streams), lambda error: _fail(streams, error),
+                lambda: sync(streams),
+            )  # fmt: skip
         self.devices: weakref.WeakSet[Reader] = weakref.WeakSet()
         """Who reads the streams."""
         self.forked = False
@@ -155,6 +156,12 @@ def _all(streams: Streams) -> list[Stream]:
 def take_snapshot(streams: Streams) -> Snapshot:
     """Where all streams stand, with their leftover rows."""
     return Snapshot(tuple(stream.state(with_rows=True) for stream in _all(streams)))
+
+
+def sync(streams: Streams) -> None:
+    """Have all that was handed out in the transcripts for good. Raises `TranscriptError`."""
+    for stream in _all(streams):
+        stream.sync()
 
 
 def _fail(streams: Streams, error: FeedError) -> None:

@@ -16,10 +16,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from feeder.checkpoint.transcribing import Start, Transcript
 from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.config import FeedConfig
 from feeder.devices.routed import Devices
-from feeder.errors import ClosedError, FeedError, ForkedError, ResumeError, StuckWorkerError
+from feeder.errors import (
+    ClosedError,
+    FeedError,
+    ForkedError,
+    ResumeError,
+    StuckWorkerError,
+    TranscriptError,
+)
 from feeder.feeds.length import progress_of
 from feeder.feeds.records import Asked
 from feeder.observe.figures import (
@@ -40,7 +48,7 @@ from feeder.workers.fetch.resuming import Resume
 from feeder.workers.fetch.threads import ThreadGroup, under_lock
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stats import StreamStats
-from feeder.workers.stream.position import Cut, LazyPosition
+from feeder.workers.stream.position import Cut, LazyPosition, first_step
 
 # ---- Progress: how far the devices of one stream have come
 
@@ -189,6 +197,10 @@ class Stream:
         self.progress = Progress(num)
         self.counted = StreamStats.of(config.stream, config.run, num)
         """The counts and clocks of the stream."""
+        self.transcripts: list[Transcript] = []
+        """Of each device what it has been handed, if that is written down."""
+        if (folder := config.transcript) is not None:
+            self.transcripts = [Transcript(folder, config.name, number, i) for i in range(num)]
         self.triggers: CheckpointTriggers | None = None
         """Batches at which something is to be done; None where there are none."""
         self.initialised = self.started = self.stopped = False
@@ -202,7 +214,8 @@ class Stream:
         self._build()
 
     def _build(self) -> None:
-        config, encode = self.config, self.positions.id.encode
+        config = self.config
+        encode = self._encode if self.transcripts else self.positions.id.encode
         resume, turns = self.positions.begin(self._resume)
         self._dealing = turns.dealing
         self.pipeline = Pipeline(
@@ -210,15 +223,47 @@ class Stream:
             resume=resume, report=self._log_now_and_then, stats=self.counted, turns=turns,
         )  # fmt: skip
 
+    def _encode(self, cut: Cut) -> bytes:
+        """A position leaves: the steps before it are in the transcript, whenever this process
+        ends."""
+        for transcript in self.transcripts:
+            transcript.flush()
+        return self.positions.id.encode(cut)
+
     # ---- life
 
     def start(self) -> None:
-        """Start the threads; once."""
+        """Start the threads; once. Raises `TranscriptError`."""
+        self._begin_transcripts()
         self.started = True
         self._unusable = None
         self._started_at = self._logged_at = time.monotonic()
         self._devices.start()
         self.pipeline.start()
+
+    def _begin_transcripts(self) -> None:
+        if not self.transcripts:
+            return
+        resume, now = self._resume, self.positions.id.fingerprint
+        start = Start(0, len(self.transcripts), now, now)
+        if resume is not None:
+            then = resume.fingerprint or now
+            start = start._replace(step=first_step(resume.cut), then=then)
+        for transcript in self.transcripts:
+            transcript.begin(start)
+
+    def _close_transcripts(self) -> None:
+        for transcript in self.transcripts:
+            try:
+                transcript.close()
+            except TranscriptError as error:
+                # All else is still to be stopped; a resume says which steps are missing.
+                logger.error("%s", error)
+
+    def sync(self) -> None:
+        """Have all that was handed out in the transcript for good. Raises `TranscriptError`."""
+        for transcript in self.transcripts:
+            transcript.sync()
 
     def close(self) -> None:
         """Wake everything that waits, so that it ends; of streams before and after edits too."""
@@ -270,6 +315,7 @@ class Stream:
         finally:
             # Also where a fetch function is stuck: a GPU's thread must not be left to run on.
             self._devices.join(max(0.0, end - time.monotonic()))
+            self._close_transcripts()
             # Of streams before it, which are perhaps in no chain any more.
             self._endings.close(max(0.0, end - time.monotonic()))
         if self.started and not self._logged_last:
@@ -388,6 +434,8 @@ class Stream:
     def after_fork(self) -> None:
         """This is a forked child: its copy of the stream has no threads."""
         for stream in self._chain():
+            for transcript in stream.transcripts:
+                transcript.after_fork()
             stream._unusable = ForkedError(
                 f"feed {self.config.name!r} was made in the parent process; make it after the "
                 "fork, or start children with the spawn method"

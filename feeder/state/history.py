@@ -303,6 +303,7 @@ def edit(given: Positions, state: StreamState, note: str, further: Further | Non
     return Resume(
         cut=replace(cut, encode=owner.id.encode), rows=rows,
         columns=state.columns if is_alike else None, left_out=state.left_out, owner=owner,
+        fingerprint=fingerprint_digest(state.fingerprint),
     )  # fmt: skip
 
 
@@ -653,6 +654,7 @@ def chapters_of(state: StreamState) -> list[dict[str, Any]]:
                     "weight": weight,
                     "records": part.size,
                     "excluded": part.selection.num_excluded,
+                    "excluded_ranges": [[first, end - 1] for first, end in part.excluded],
                     "read": read.get(name, 0),
                 }
                 for (name, part), weight in zip(one.parts.items(), weights, strict=True)

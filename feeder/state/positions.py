@@ -126,7 +126,7 @@ class Positions:
         """The place that a state or a token means for this stream. Raises `ResumeError`."""
         epochs = self.config.stream.epochs
         if isinstance(state, bytes):
-            resume = Resume(cut=self.id.decode(state, epochs))
+            resume = Resume(cut=self.id.decode(state, epochs), fingerprint=fingerprint_of(state))
             if fingerprint_of(state) in self._without_order:
                 self._tell_of_order()
         else:
@@ -134,8 +134,9 @@ class Positions:
             then = fingerprint_digest(state.fingerprint)
             cut = self.id._replace(older=(then,)).decode(state.token, epochs)
             resume = Resume(
-                cut=cut, rows=state.rows, columns=state.columns, left_out=state.left_out
-            )
+                cut=cut, rows=state.rows, columns=state.columns, left_out=state.left_out,
+                fingerprint=then,
+            )  # fmt: skip
         self._check_partitions(resume.cut)
         self._check_repeatable(resume)
         return resume

@@ -143,6 +143,13 @@ def step_of(token: bytes) -> int:
     return step if dealing is None else step // dealing.num
 
 
+def start_of(token: bytes) -> tuple[int, bytes]:
+    """The first batch after a token that no queue has had, and the digest of the declared fields in
+    it."""
+    (_, _, fingerprint, epoch, _, step, *_), dealing = _open(token)
+    return step + (0 if dealing is None else dealing.rest(epoch, step)), fingerprint
+
+
 def calls_of(token: bytes) -> tuple[int, int] | None:
     """Of the token of a pure feed the epoch of its calls, and how many it has made there; None
     where calls behind these are made too."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import feeder
 import jobs
 from conformance.golden import make_feed, write, write_jobs
+from feeder import sources
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager
 from freeze.runs import digest
 
@@ -53,6 +56,19 @@ def write_fed_job(folder: Path) -> None:
         JobRunner(jobs.make_even(), MultiNodeCheckpointManager(folder)).train(session)
 
 
+def write_transcripts(folder: Path) -> None:
+    """The transcript of a feed with two devices that goes on from a position, edited."""
+    state = None
+    for size, edit in ((4, None), (3, "smaller")):
+        with feeder.init_data_input_workers(
+            ["x", "y"], sources.arrays(np.arange(60.0), np.arange(60)).shuffle(seed=1), size,
+            devices=2, resume=state, edit=edit, transcript=folder, coordinator=feeder.Coordinator(),
+        ) as coordinator:  # fmt: skip
+            for step in range(4):
+                next(coordinator["train"].on(step % 2))
+            state = coordinator.state_dict()
+
+
 def make(folder: Path) -> dict[str, Any]:
     for name in ("store", "jobs"):
         (folder / name).mkdir()
@@ -60,6 +76,7 @@ def make(folder: Path) -> dict[str, Any]:
     write_sequence(folder / "sequence")
     write_jobs(folder / "jobs", "file", "lmdb")
     write_fed_job(folder / "fed")
+    write_transcripts(folder / "transcripts")
     return {
         str(path.relative_to(folder)): contents(path)
         for path in sorted(folder.rglob("*"))

@@ -39,6 +39,8 @@ class Resume(NamedTuple):
     owner: Any = None
     """The `Positions` of the stream that it is a place in, if that is not the stream as it is
     given: of an earlier format of its source, or of a run that has been edited."""
+    fingerprint: bytes = b""
+    """The digest of the settings in the position, if it came from one."""
 
 
 class LeftoverSpan(Span):

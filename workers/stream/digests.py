@@ -74,9 +74,19 @@ def hash_chunk(arrays: Any) -> int:
     for array in arrays if isinstance(arrays, tuple) else ():
         if isinstance(array, np.ndarray) and not array.dtype.hasobject:
             hasher.update(f"{array.dtype.str}{array.shape}".encode())
-            octets = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            hasher.update(_without_padding(octets, _padding(array.dtype)))
+            hasher.update(octets_of(array))
     return hasher.intdigest()
+
+
+def has_padding(array: NDArray[Any]) -> bool:
+    """Whether some bytes of an array are of no number."""
+    return _padding(array.dtype) is not None
+
+
+def octets_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """All bytes of an array in C order, with zeros where there is padding."""
+    octets = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return _without_padding(octets, _padding(array.dtype))
 
 
 @lru_cache

@@ -85,6 +85,12 @@ class Cut:
         return self.encode(self)
 
 
+def first_step(cut: Cut) -> int:
+    """The first batch after a position that no queue has had: with several queues the one after its
+    round."""
+    return cut.step if cut.dealing is None else cut.step + cut.dealing.rest(cut.epoch, cut.step)
+
+
 class PartialChunk:
     """A chunk that a batch ended in the middle of, kept for snapshots. Its arrays do not change.
     Any thread may ask for the digest: each would compute the same."""

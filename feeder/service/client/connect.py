@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from feeder.config import folder_of
 from feeder.devices.cuda.driver import is_gpu, open_driver
 from feeder.devices.cuda.landing import Landing
 from feeder.errors import ConfigError
@@ -51,6 +52,7 @@ def connect(
     plane: Annotated[Literal["auto", "shared", "frames"], _PLANES] = "auto",
     checksum: Annotated[Literal["auto", "off", "sampled", "full"], _CHECKSUMS] = "auto",
     writable: bool = False,
+    transcript: str | os.PathLike[str] | None = None,
     keys: str | os.PathLike[str] | None = None,
     timeout: SecondsFrom0 = 10.0,
     reconnect: SecondsFrom0 = 600.0,
@@ -93,6 +95,8 @@ def connect(
             A feed that was made with `writable=True` does so for all consumers. Without it arrays
             and their pages are read-only: a write past NumPy's check ends the process. On a GPU
             every batch is a copy that may be written into.
+        transcript: A folder in which a digest of each batch that is handed out is written down, in
+            a chain. See docs/transcripts.md.
         keys: A directory that `feeder keygen` made for this client, for servers with keys.
         timeout: Seconds that the server may take to answer at first.
         reconnect: Seconds that the server may be away later before `next()` raises.
@@ -116,6 +120,12 @@ def connect(
     check_connects(found)
     _check_together(given)
     landing = _landing(device, stream, given["credit"], given["hold"])
+    folder = None if transcript is None else folder_of(transcript)
+    if folder is not None and landing is not None:
+        raise ConfigError(
+            f"transcript is {folder!r}, and device is {device!r}: a digest is made of rows in "
+            "memory of the host; leave it out, or hand batches out on the host"
+        )
     position = None if resume is None else _position(resume)
     options = ConsumerOptions(
         addresses=tuple(map(str, found)),
@@ -141,7 +151,7 @@ def connect(
     return Consumer(ClientLoop(
         options, lambda address: Connection(security, parse(address), _MAX_FRAME_BYTES), position,
         security.close, landing,
-    ))  # fmt: skip
+    ), position, folder)  # fmt: skip
 
 
 def _position(resume: Any) -> bytes:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from feeder.checkpoint.transcribing import Start, Transcript
 from feeder.closing import Closing
 from feeder.errors import (
     ClosedError,
@@ -25,14 +26,17 @@ from feeder.feeds.records import Rows, asked_of, records_of
 from feeder.service.client.inbox import Loading
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.lease import ClientLease
+from feeder.service.client.remote import Identity
 from feeder.service.faults import point
 from feeder.service.protocol.seats import seat_name, seat_of
 from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
+from feeder.state.token import is_token, start_of
 from feeder.workers import forks
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.public import public
 from feeder.workers.stream.batch import Batch
+from feeder.workers.stream.position import first_step
 
 logger = logging.getLogger("feeder")
 
@@ -57,9 +61,14 @@ class Consumer(EpochReader, Closing):
     I/O thread, which owns the rest. An interrupt (Ctrl-C) in any method loses no batch.
     """
 
-    def __init__(self, loop: ClientLoop) -> None:
+    def __init__(
+        self, loop: ClientLoop, given: bytes | None = None, transcript: str | None = None
+    ) -> None:
+        """`given` is the position to go on from, and `transcript` the folder of one, if any."""
         super().__init__("the consumer")
         self._loop = loop
+        self._given, self._folder = given, transcript
+        self._transcript: Transcript | None = None
         self._inbox = loop.inbox
         # How many batches the user may keep, beside the one that is being handed out.
         self._most_held = loop.options.hold
@@ -123,6 +132,8 @@ class Consumer(EpochReader, Closing):
                 # one come again, and what the server was told cannot be taken back.
                 self._loop.waker.wake()
                 self._told_at = handed - 1
+            if self._folder is not None:
+                self._note(batch)
             epoch = self._enter(batch.epoch)
             epoch.newest = batch.index
             batch.of = epoch
@@ -138,6 +149,29 @@ class Consumer(EpochReader, Closing):
 
     def _end(self, place: Any) -> None:
         self._position = place
+
+    def _note(self, batch: Batch) -> None:
+        """Write a batch into the transcript: at once, since the user may take its position from the
+        batch, without a word to the consumer."""
+        if self._transcript is None:
+            self._transcript = self._begin_transcript()
+        self._transcript.note(batch)
+        self._transcript.flush()
+
+    def _begin_transcript(self) -> Transcript:
+        identity, options = self._lease.identity, self._loop.options
+        assert self._folder is not None and identity.began is not None
+        dealing, now = identity.began.dealing, identity.id.fingerprint
+        step, then = first_step(identity.began), now
+        # Where the user said that the run goes on: rounds may have been left out there, and its
+        # settings may have been others.
+        if (given := self._loaded or self._given) is not None:
+            step, then = start_of(_token_in(given, identity))
+        made = Transcript(
+            self._folder, identity.name, identity.number, options.queue, options.replica
+        )
+        made.begin(Start(step, 1 if dealing is None else dealing.num, then, now))
+        return made
 
     def _refill(self) -> Any:
         if self._unusable is not None:
@@ -311,6 +345,8 @@ class Consumer(EpochReader, Closing):
         # Not before the call above: if this is interrupted, the finaliser still ends the consumer.
         self._forgotten.detach()
         self._thread_group.close(_STOP_S)
+        if self._transcript is not None:
+            self._transcript.close()
         if self._inbox.landing is not None:
             self._inbox.landing.close()
         forks.call_no_more(self)
@@ -324,6 +360,8 @@ class Consumer(EpochReader, Closing):
         # First the batches that were not handed out: what the child does not hold it need not copy.
         self._ready = deque()
         self._forgotten.detach()
+        if self._transcript is not None:
+            self._transcript.after_fork()
         # The child shares the eventfd: to write to it would wake the parent's thread.
         self._loop.waker.silence()
         if self._inbox.landing is None:
@@ -345,3 +383,12 @@ class Consumer(EpochReader, Closing):
         replicas = self._lease.opened.replicas
         seat = seat_name(seat_of(options.queue, options.replica, replicas), replicas)
         return f"<Consumer of {seat} of {options.feed or 'the feed'!r}, {way}>"
+
+
+def _token_in(position: bytes, identity: Identity) -> bytes:
+    """The token of a stream in a position."""
+    if is_token(position):
+        return position
+    states = Snapshot.from_bytes(position).states
+    of = identity.name, identity.number
+    return next(state.token for state in states if (state.name, state.number) == of)

@@ -106,6 +106,11 @@ class FeedFactory:
                 "feed is one stream, dealt out: make it with devices=N, or serve it with queues=N"
             )
         config = streams[0].config
+        if config.transcript is not None:
+            raise ConfigError(
+                f"transcript is {config.transcript!r}, and feed {self.name!r} is served: what was "
+                "handed out is known to its trainers; give transcript= to feeder.connect"
+            )
         num = len(config.devices) if self._queues is None else self._queues
         config = deal_to(config, tuple(f"queue:{i}" for i in range(num)))
         config = run_on(config, self._executor)

@@ -266,7 +266,9 @@ def test_the_log_tells_the_history(tmp_path: Path, capsys: Any) -> None:
     first, second = json.loads(capsys.readouterr().out)["train[0]"]
     assert (first["note"], first["sources"]["web"]["read"]) == (None, 14)
     assert (second["from_step"], second["to_step"]) == (5, 8)
-    assert second["sources"]["code"] == {"weight": 1, "records": 60, "excluded": 0, "read": 6}
+    assert second["sources"]["code"] == {
+        "weight": 1, "records": 60, "excluded": 0, "excluded_ranges": [], "read": 6
+    }  # fmt: skip
 
 
 def test_twenty_edits_are_a_small_position() -> None:

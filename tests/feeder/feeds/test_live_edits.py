@@ -7,6 +7,7 @@ import random
 import threading
 from contextlib import ExitStack, suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -293,6 +294,16 @@ def test_a_feed_that_does_not_run_or_has_ended_is_not_edited() -> None:
             coordinator["train"].edit(mixed(web=1, code=1), why="more")
         assert next(coordinator["train"], None) is None
     assert len(rows) == 15
+
+
+def test_a_feed_that_writes_a_transcript_is_edited_by_a_resume(tmp_path: Path) -> None:
+    source = mixed(web=7, code=3)
+    with feed(source, transcript=tmp_path) as coordinator:
+        train = coordinator["train"]
+        rows = next(train)["x"].tolist()
+        with pytest.raises(ConfigError, match="writes a transcript"):
+            train.edit(mixed(web=1, code=1), why="equal")
+        assert next(train)["x"].tolist() != rows
 
 
 def test_an_edit_takes_the_place_of_an_error_that_was_read_ahead() -> None:
