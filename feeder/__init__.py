@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from feeder.feeds.device_feed import DeviceFeed
     from feeder.feeds.epochs import Epoch
     from feeder.feeds.feed import Feed
+    from feeder.observe.opentelemetry import register_metrics
     from feeder.service.client.connect import connect
     from feeder.service.client.consumer import Consumer
     from feeder.service.server.serve import Server, serve
@@ -91,6 +92,7 @@ __all__ = [
     "TransportError",
     "connect",
     "init_data_input_workers",
+    "register_metrics",
     "serve",
     "sources",
 ]
@@ -114,6 +116,7 @@ _HOMES = {
     "Threads": "feeder.executors.options",
     "connect": "feeder.service.client.connect",
     "init_data_input_workers": "feeder.api",
+    "register_metrics": "feeder.observe.opentelemetry",
     "serve": "feeder.service.server.serve",
     "sources": "feeder.sources",
 }

@@ -72,6 +72,9 @@ class Termination:
 
 logger = logging.getLogger("feeder")
 
+# As long as a trainer waits for a batch before its log says so.
+_SLOW_S = 10.0
+
 # What wakes the writing thread.
 _ASKED, _DUE, _TOLD_TO_END, _CLOSED = "asked", "due", "told to end", "closed"
 
@@ -271,7 +274,13 @@ class Saver:
             self._count(failed_saves=1)
             raise
         self._saved, self._stored_at = _tokens(snapshot), time.monotonic()
-        self._count(saves=1, last_save=name, last_save_s=time.monotonic() - started)
+        seconds = self._stored_at - started
+        self._count(saves=1, last_save=name, last_save_s=seconds)
+        if seconds >= _SLOW_S:
+            logger.warning(
+                "checkpoint %s took %.0f s to store in %r: the disk or the store is slow",
+                name, seconds, self.store,
+            )  # fmt: skip
 
     def _count(self, *, saves: int = 0, failed_saves: int = 0, **last: Any) -> None:
         with self._lock:

@@ -41,6 +41,10 @@ DEBUG = "--debug"
 INTERRUPTED = 130
 """The exit status of a command that SIGINT ended before it could do anything: 128 and the signal's
 number, as shells say it."""
+NO_THREAD = (
+    "this process can start no further thread: raise the limit of threads (ulimit -u, pids.max) or "
+    "of memory"
+)
 UNREAD = 141
 """The exit status of a command whose output nobody reads on, as where SIGPIPE ends one."""
 
@@ -79,6 +83,12 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"feeder: {error}", file=sys.stderr)
         # A supervisor need not start a command again that was configured wrongly.
         return 2 if isinstance(error, ConfigError) else 1
+    except RuntimeError as error:
+        # Python's, which has no class of its own.
+        if debug or "can't start new thread" not in str(error):
+            raise
+        print(f"feeder: {NO_THREAD}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         if debug:
             traceback.print_exc()

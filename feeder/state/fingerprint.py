@@ -34,6 +34,33 @@ def check_fingerprint(fingerprint: object) -> None:
         raise ValueError("it is nested too deeply") from error
 
 
+_MOST_SHOWN = 200
+"""Characters of a field in words: a list of all files would say no more."""
+
+
+def in_words(fingerprint: Mapping[str, Any]) -> str:
+    """The fields as lines of a text, which a message can hold."""
+    # As who reads it from a message has it: tuples are lists there.
+    fields = codec.unpack(codec.pack(dict(fingerprint)))
+    return "\n".join(f"{name}: {value!r}"[:_MOST_SHOWN] for name, value in fields.items())
+
+
+def differences_in_words(then: str, now: str) -> list[str]:
+    """What differs between two of these texts."""
+    olds, news = (dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+                  for text in (then, now))  # fmt: skip
+    return [
+        f"{name}: {olds.get(name, 'left out')} then, {news.get(name, 'left out')} now"
+        for name in {**olds, **news}
+        if olds.get(name) != news.get(name)
+    ]
+
+
+def epochs_in_words(epochs: int | None) -> str:
+    """How many epochs a stream has, as a text."""
+    return "without end" if epochs is None else str(epochs)
+
+
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Each field in which a stored fingerprint differs from the feed's own, in words."""
     return [

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from deploy.test_deploy_files import DEPLOY, load
-from feeder.observe.prometheus import BUILD, METRICS, VERDICT
+from feeder.observe.metrics import BUILD, METRICS, VERDICT
 
 LABELS = {metric.name: set(metric.labels) for metric in METRICS} | {
     BUILD: {"version"},

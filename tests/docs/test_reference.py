@@ -14,7 +14,7 @@ from conformance.served import reading, serving
 from docs.pages import ROOT, blocks_of, script, section, table
 from feeder import errors
 from feeder.cli import COMMANDS, _module
-from feeder.observe.prometheus import METRICS, names
+from feeder.observe.metrics import METRICS, names
 from feeder.observe.verdict import KINDS
 from small import Pure, make
 

@@ -16,8 +16,8 @@ from project import ROOT
 pytestmark = [pytest.mark.process, pytest.mark.fresh]
 
 NEVER_FOR_THE_API = {
-    *("PIL", "cupy", "lmdb", "matplotlib", "prometheus_client", "ray", "rich", "simplejpeg"),
-    *("torch", "workers"),
+    *("PIL", "cupy", "lmdb", "matplotlib", "opentelemetry", "prometheus_client", "ray", "rich"),
+    *("simplejpeg", "torch", "workers"),
 }
 IMPORT_MS = 20.0
 """What `import feeder` may take of CPU over the packages that it needs, the best of three."""

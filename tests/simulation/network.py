@@ -186,6 +186,9 @@ class Link:
     def leads_to_itself(self) -> bool:
         return self.is_own
 
+    def has_moved(self) -> bool:
+        return False
+
     def send(self, data: bytes) -> None:
         if self._server is None:
             self._unsent.append(data)

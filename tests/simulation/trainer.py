@@ -437,7 +437,7 @@ class TrainerProcess(Process):
         """An error has a reason that the trainer's owner can see."""
         if not self.was_connected or self.is_stray or self.is_foreign:
             return
-        if self.job.is_resizing and "deals the feed to another number" in str(error):
+        if self.job.is_resizing and "deals the feed otherwise" in str(error):
             return
         if isinstance(error, LeaseLost) and not self.rank.may_be_fenced:
             raise Violation(f"holders: {self.name} lost its queue, which nobody took: {error}")

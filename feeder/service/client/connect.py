@@ -148,10 +148,15 @@ def connect(
     security = Security(None if keys is None else ClientKeys.from_directory(keys))
 
     # The I/O loop asks for a connection each time that it tries an address, and knows no keys.
-    return Consumer(ClientLoop(
+    loop = ClientLoop(
         options, lambda address: Connection(security, parse(address), _MAX_FRAME_BYTES), position,
         security.close, landing,
-    ), position, folder)  # fmt: skip
+    )  # fmt: skip
+    try:
+        return Consumer(loop, position, folder)
+    except RuntimeError:
+        security.close()  # Its thread could not be started.
+        raise
 
 
 def _position(resume: Any) -> bytes:

@@ -312,6 +312,10 @@ class ClientLoop:
     def _answer(self, request: SnapshotRequest, answer: bytes | RemoteError) -> None:
         request.answer(answer)
 
+    def _look(self) -> None:
+        if self._connection is not None and self._connection.has_moved():
+            self.machine.note_sign()
+
     def _note_lost(self, why: str) -> None:
         point("consumer.lost")
         logger.warning("consumer: %s; looking for a server", why)

@@ -33,10 +33,14 @@ from feeder.service.memory.fdpass import OwnLimitError
 from feeder.service.protocol import messages as say
 from feeder.service.protocol.seats import seat_names
 from feeder.service.protocol.session import CONSUMER, Session, Table
+from feeder.state.fingerprint import differences_in_words, epochs_in_words, in_words
 
 _TELL_S = 0.5
 """The server is told at least so often: it shows each trainer's waits, and between two messages it
 takes a consumer that has used all it was sent for one that waits."""
+_LEAST_SILENT_S = 2.0
+"""A server may be silent for a lease's time, and for so long in any case: on a loaded host its
+thread may be late by a second."""
 _FAREWELL_S = 1.0
 """How long a consumer that has used everything looks for a server to tell that, and how long the
 server may take to answer a goodbye. Its answer shows that what was used last has arrived, so that
@@ -152,6 +156,7 @@ class Do(Enum):
     FINISH = "finish"  # After the batches that have come the user gets this: the end, or an error.
     DROP = "drop"  # Let go of what nobody has taken: the user is gone.
     ANSWER = "answer"  # A question for a snapshot: its bytes, or an error.
+    LOOK = "look"  # Whether bytes have come since the last look; then call `note_sign`.
     NOTE_LOST = "note_lost"  # It was served until now, and looks for a server; why.
 
 
@@ -196,6 +201,11 @@ class ClientMachine:
         # know the latter, as their trainers may be gone: consumers tell it.
         self._waiting: tuple[int, ...] = ()
         self._ended: tuple[int, ...] = ()
+        # What this server said of them last: it says so again only to show that it lives.
+        self._said: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
+        # For how long it has answered no renewal. Time in which this thread did not run is not in
+        # it: a process that was stopped finds answers only after it has looked.
+        self._silent_s = 0.0
         # The lease in force, otherwise the last one: its fencing token, and how many batches were
         # received before it. Its numbers begin at 0, so that batches of an older lease cannot pass
         # for its own.
@@ -232,8 +242,22 @@ class ClientMachine:
             replicas = 1 if (opened := self._opened) is None else opened.replicas
             return f"the feed waits for a consumer on {seat_names(self._waiting, replicas)}"
         if (state := self._protocol.state) == "streaming":
-            return "the server has none yet"
+            if self._is_late:
+                return self._describe_silence()
+            return "the server answers and has none yet: `feeder top` says what holds it up"
         return f"no server at {', '.join(self.options.addresses)} ({state})"
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether the server should have answered a renewal by now."""
+        opened = self._opened
+        return opened is not None and self._silent_s > opened.lease_s / say.ANSWERS + 2 * _TELL_S
+
+    def _describe_silence(self) -> str:
+        return (
+            f"the server has been silent for {self._silent_s:.0f} s: it is stopped or overloaded, "
+            "or the network to it is cut"
+        )
 
     @property
     def next_deadline(self) -> float:
@@ -265,8 +289,21 @@ class ClientMachine:
         if self.state in SEEKS and self._has_connection and at.now >= self._failover.turn_ends_at:
             done += self._disconnect()
         if self.state in HOLDS and at.now >= self._renew_at:
-            done += self.tell_used(at, renews=True)
+            if self._has_been_silent():
+                return done + self._lose(self._describe_silence(), at)
+            done += [*self.tell_used(at, renews=True), (Do.LOOK,)]
         return done + self._leave_where_others_lack(at)
+
+    def _has_been_silent(self) -> bool:
+        """Count the time since the last renewal, which was not answered; returns whether a server
+        that is to answer has been silent for too long."""
+        assert self._opened is not None
+        self._silent_s += _renewal_s(self._opened)
+        return self.state in SERVED and self._silent_s > max(self._opened.lease_s, _LEAST_SILENT_S)
+
+    def note_sign(self) -> None:
+        """Bytes have come: the server lives, though its message has not come yet as a whole."""
+        self._silent_s = 0.0
 
     def _leave_where_others_lack(self, at: Moment) -> Instructions:
         """Leave a server that has long lacked other consumers: they may be at another address."""
@@ -494,7 +531,7 @@ class ClientMachine:
 
     def _renew_by(self, now: float) -> None:
         assert self._opened is not None
-        self._renew_at = now + min(_TELL_S, self._opened.lease_s / 3)
+        self._renew_at = now + _renewal_s(self._opened)
 
     # ---- snapshots
 
@@ -541,11 +578,12 @@ class ClientMachine:
         """A message has come, with the frames after it.
 
         Raises `ProtocolError` if it may not come now, and `ResumeError` if the server deals the
-        feed to other queues than before.
+        feed otherwise than before.
         """
         if self.state == "leaving":
             # Batches that are still on their way are nobody's any more.
             return self.stop() if isinstance(message, say.Farewell) else []
+        self._silent_s = 0.0
         if self._is_stale(message):
             return []
         self._protocol.on(type(message).__name__)
@@ -561,7 +599,8 @@ class ClientMachine:
                 self._life.on("begins")
                 return [(Do.TAKE, message, frames)]
             case say.Waiting():
-                self._waiting, self._ended = message.queues, message.ended
+                if self._said != (said := (message.queues, message.ended)):
+                    self._said = self._waiting, self._ended = said
             case say.State():
                 return self._take_state(message, at)
             case say.End():
@@ -591,6 +630,7 @@ class ClientMachine:
         self._protocol.on("Attached")
         self._opened, self._identity, self._generation = opened, identity, opened.generation
         self._waiting, self._receipt, self._is_known = (), b"", True
+        self._said = (), ()
         # Not 0: that nothing of earlier leases is pending is news, also before the first batch.
         self._base, self._told, self._told_begun = at.received, -1, False
         # Where it began is known now, so a later server can be asked for the same. Also if the
@@ -612,8 +652,8 @@ class ClientMachine:
         self._spoiled.clear()
 
     def _check_dealing(self, now: Mapping[str, Any]) -> None:
-        """Raise `ResumeError` if the server that is there again deals the feed to another number
-        of queues, or of trainers for each.
+        """Raise `ResumeError` if the server that is there again has other settings: other numbers
+        of queues, of trainers for each or of epochs, or, as the fields of a refusal tell, others.
 
         Also before the first batch: this consumer is one of so many trainers, and has told its user
         how many batches there are for it. Not if it has had everything: the position that it
@@ -623,11 +663,13 @@ class ClientMachine:
             f"{name}: {then} then, {now[name]} now" for name, then in self._dealt.items()
             if then is not None and now.get(name, then) not in (then, None)
         ]  # fmt: skip
+        if self._dealt and isinstance(settings := now.get("settings"), str):
+            found += differences_in_words(in_words(self._identity.fingerprint), settings)
         if found and self.state not in HAS_ALL:
             raise ResumeError(
-                "the server was replaced by one that deals the feed to another number of trainers "
-                f"({'; '.join(found)}): this trainer would get batches that are not its own; "
-                "restart all trainers from a checkpoint"
+                f"the server was replaced by one that deals the feed otherwise ({'; '.join(found)})"
+                ": this trainer would get batches that are not its own; restart all trainers from "
+                "a checkpoint, or the server with the settings of then"
             )
 
     def _take_fault(self, fault: say.Fault, at: Moment) -> Instructions:
@@ -658,11 +700,17 @@ class ClientMachine:
         return [(Do.ANSWER, question, answer), *self._send_questions(at)]
 
 
+def _renewal_s(opened: say.Opened) -> float:
+    """How long after one renewal of a lease the next is due."""
+    return min(_TELL_S, opened.lease_s / 3)
+
+
 def _dealing(opened: say.Opened, identity: Identity) -> dict[str, Any]:
-    """How a server deals the feed."""
+    """How a server deals the feed: what may be another though a position fits."""
     dealing = None if identity.began is None else identity.began.dealing
     queues = None if dealing is None else dealing.num
-    return {"queues": queues, "replicas": opened.replicas}
+    epochs = epochs_in_words(opened.epochs)
+    return {"queues": queues, "replicas": opened.replicas, "epochs": epochs}
 
 
 def _no(why: str) -> RemoteError:

@@ -223,6 +223,11 @@ def check_binds(addresses: Iterable[Address], *, curve: bool, insecure: bool = F
         raise ConfigError("a server needs an address to listen at, expected one at least")
 
 
+def open_to_users(addresses: Iterable[Address], *, curve: bool) -> list[str]:
+    """Those of a server's addresses at which any user of this host may connect."""
+    return [str(one) for one in addresses if one.scheme == "tcp" and one.is_loopback and not curve]
+
+
 def check_connects(addresses: Iterable[Address]) -> None:
     """Raise ConfigError unless a consumer can connect to each of `addresses`.
 

@@ -12,7 +12,7 @@ import zmq
 
 from feeder.errors import ConfigError, FeedError, TransportError
 from feeder.service.net.addresses import Address
-from feeder.service.net.kernel import SocketRef
+from feeder.service.net.kernel import SocketRef, received_by, unread_by
 from feeder.service.net.security import (
     Security,
     connect,
@@ -58,6 +58,7 @@ class Connection:
         self._num_refused, self._is_tried_again = 0, False
         # The system's socket and where it leads: a forked child closes its copy by these.
         self._socket: tuple[SocketRef, str] | None = None
+        self._received: int | None = None
         self.is_own = False
         """Whether the connection leads to itself, so that nobody listens there."""
         self._address, self._most_bytes = address, security.most_request_bytes(address)
@@ -169,6 +170,19 @@ class Connection:
                 if not silent or self._num_refused >= self._needed:
                     return error
         return TransportError("the server is gone") if self._hung_up else None
+
+    def has_moved(self) -> bool:
+        """Whether bytes have come since the last call, or lie there unread, as of a message that
+        takes long on a slow link."""
+        before, self._received = self._received, None
+        # ZeroMQ may have closed it by now, and its number be another's: then nothing is lost.
+        with contextlib.suppress(OSError):
+            if self._socket is not None:
+                with self._socket[0].open() as sock:
+                    self._received = received_by(sock)
+                    if unread_by(sock):
+                        return True
+        return None not in (before, self._received) and before != self._received
 
     def leads_to_itself(self) -> bool:
         """Whether what came is this end's own: what it sends may be there before the event of its

@@ -119,19 +119,14 @@ class SocketInspector:
 
         None where the system does not count them, as of unix sockets, or where the socket is gone.
         """
-        size = _RECEIVED_AT + _RECEIVED.size
         with contextlib.suppress(OSError), self._open(socket_ref) as sock:
-            if sock.family != socket.AF_UNIX:
-                told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
-                # An older kernel gives a shorter struct.
-                return _RECEIVED.unpack_from(told, _RECEIVED_AT)[0] if len(told) == size else None
+            return received_by(sock)
         return None
 
     def unread(self, socket_ref: SocketRef) -> int:
         """Return the bytes that have come and lie there unread; 0 where the socket is gone."""
         with contextlib.suppress(OSError), self._open(socket_ref) as sock:
-            # FIONREAD works for unix sockets too, whose bytes nobody counts.
-            return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+            return unread_by(sock)
         return 0
 
     def hang_up(self, socket_ref: SocketRef) -> None:
@@ -152,6 +147,22 @@ class SocketInspector:
         finally:
             # The copy is ended at once: else the peer would not see when ZeroMQ closes the socket.
             os.dup2(self._nothing, self._copy, inheritable=False)
+
+
+def received_by(sock: socket.socket) -> int | None:
+    """The bytes that a socket has received since it was connected; None if the system does not
+    count them, as of unix sockets."""
+    if sock.family == socket.AF_UNIX:
+        return None
+    size = _RECEIVED_AT + _RECEIVED.size
+    told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+    # An older kernel gives a shorter struct.
+    return _RECEIVED.unpack_from(told, _RECEIVED_AT)[0] if len(told) == size else None
+
+
+def unread_by(sock: socket.socket) -> int:
+    """The bytes that lie unread in a socket: of unix sockets too, whose bytes nobody counts."""
+    return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _close(*descriptors: int) -> None:

@@ -12,6 +12,7 @@ The files have the form that the tools of ZeroMQ read and write.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -146,15 +147,22 @@ class AllowedClients:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise `ConfigError` where anybody may put a key into a folder."""
-    try:
-        mode = stat.S_IMODE(folder.stat().st_mode)
-    except OSError:
-        return  # Whoever reads the files in it says more.
-    if mode & stat.S_IWOTH:
+    """Raise `ConfigError` if others may put a key into a folder."""
+    with contextlib.suppress(OSError):  # Whoever reads the files in it says more.
+        _check_writers("key folder", folder, folder.stat())
+
+
+def _check_writers(kind: str, path: Path, status: os.stat_result) -> None:
+    """Raise `ConfigError` if others than this user and root may change a file or a folder."""
+    # Root's files too: a volume of secrets is mounted as root's.
+    if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
-            f"key folder {str(folder)!r} has mode {mode:04o}: anybody on this host may let a "
-            f"client in; look at its keys, then chmod o-w {str(folder)!r}"
+            f"{kind} {str(path)!r} belongs to uid {status.st_uid}, expected {os.geteuid()} or root"
+        )
+    if (mode := stat.S_IMODE(status.st_mode)) & stat.S_IWOTH:
+        raise ConfigError(
+            f"{kind} {str(path)!r} has mode {mode:04o}: anybody on this host may let a "
+            f"client in; look at its keys, then chmod o-w {str(path)!r}"
         )
 
 
@@ -199,11 +207,15 @@ def read_secret(path: str | os.PathLike[str]) -> tuple[bytes, bytes]:
 
 def _read(path: Path, *, secret: bool) -> bytes:
     try:
-        # The open file is checked, not the path: it could be exchanged in between.
-        with open(path, "rb") as file:
+        # The open file is checked, not the path: it could be exchanged in between. A FIFO would be
+        # waited for, by a thread that then lets nobody in.
+        with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"key file {str(path)!r} is no regular file")
             if secret:
                 _check_secret(path, status)
+            _check_writers("key file", path, status)
             return file.read(_MAX_BYTES)
     except OSError as error:
         raise ConfigError(
@@ -213,11 +225,6 @@ def _read(path: Path, *, secret: bool) -> bytes:
 
 
 def _check_secret(path: Path, status: os.stat_result) -> None:
-    # Root's files too: a volume of secrets is mounted as root's.
-    if status.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(
-            f"key file {str(path)!r} belongs to uid {status.st_uid}, expected {os.geteuid()}"
-        )
     if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
         raise ConfigError(
             f"secret key file {str(path)!r} has mode {mode:04o}, expected 0600: others may have "

@@ -43,6 +43,8 @@ MAX_NAME = 1024
 # NumPy 1 allows 32 axes, of which one is the rows.
 MAX_AXES = 31
 """Most axes of a column beside the rows."""
+ANSWERS = 6
+"""A server answers so many of a lease's renewals in a lease's time."""
 MAX_TEXT = 64 * 1024
 """Most characters of a text from the server, a remote traceback included."""
 MAX_CREDIT = 1024

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from feeder.service.protocol.batches import Batches as Batches
 from feeder.service.protocol.batches import Group as Group
 from feeder.service.protocol.batches import Span as Span
+from feeder.service.protocol.fields import ANSWERS as ANSWERS
 from feeder.service.protocol.fields import HEADER_BYTES as HEADER_BYTES
 from feeder.service.protocol.fields import (
     KINDS,
@@ -247,7 +248,8 @@ class Arena(Message, frozen=True, kw_only=True):
 
 
 class Waiting(Message, frozen=True, kw_only=True):
-    """Where the other seats stand: queue * replicas + replica."""
+    """Where the other seats stand: queue * replicas + replica. Said when it changes, and again as
+    the answer to a renewal, which shows that the server lives."""
 
     generation: Generation
     queues: Counts

@@ -7,6 +7,7 @@ All of it runs in the server's I/O thread, and nothing waits.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 import traceback
@@ -105,6 +106,8 @@ class Lease(Member):
     """Allows one unread snapshot."""
     last_waiting: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """What the last `Waiting` said: the queues waited for, and the queues that have ended."""
+    answers_at: float = -math.inf
+    """When the next renewal is answered."""
 
     @property
     def known_generation(self) -> bytes:

@@ -104,8 +104,9 @@ class ConsumerGroup:
             case events.NoteHung(member):
                 self.feed.stats.expired += 1
                 logger.warning(
-                    "feed %r: %s, %s, was not heard of for %.0f s; its connection is alive, "
-                    "so it hangs", name, member.who, member.name, self.membership.lease_s,
+                    "feed %r: %s, %s, was not heard of for %.0f s: it is stopped or overloaded, or "
+                    "the network to it is cut; another may take its queue",
+                    name, member.who, member.name, self.membership.lease_s,
                 )  # fmt: skip
             case events.NoteEnded(seats, who):
                 named = seat_names(seats, self.replicas)
@@ -305,6 +306,14 @@ class ConsumerGroup:
         self._unsettled.append((lease, news))
         if lease.has_all:
             self.low_watermark.leave_out(seat, self.delivery.columns)
+        self._show_life(lease, now)
+
+    def _show_life(self, lease: Lease, now: float) -> None:
+        """Answer a renewal, so that its consumer knows that the server lives: it says once more
+        what it said last. Not each, since a message wakes both processes."""
+        if now >= lease.answers_at:
+            lease.answers_at = now + self.membership.lease_s / say.ANSWERS
+            self._say_waiting(lease)
 
     def snapshot(self, lease: Lease, message: say.Snapshot) -> None:
         """Answer a consumer that asks for its position with leftover rows."""
@@ -372,9 +381,13 @@ class ConsumerGroup:
         """Send `Waiting` to everybody for whom it says something new: consumers tell the next
         server which queues have ended."""
         # The ended ones are named as soon as they are known: this server may be killed any moment.
-        waiting = missing, ended = self.membership.news()
+        waiting = self.membership.news()
         for lease in self.leases:
             if lease.last_waiting != waiting:
                 lease.last_waiting = waiting
-                message = say.Waiting(generation=lease.generation, queues=missing, ended=ended)
-                self.delivery.send(lease.peer, message, ())
+                self._say_waiting(lease)
+
+    def _say_waiting(self, lease: Lease) -> None:
+        missing, ended = lease.last_waiting
+        message = say.Waiting(generation=lease.generation, queues=missing, ended=ended)
+        self.delivery.send(lease.peer, message, ())

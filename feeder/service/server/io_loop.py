@@ -26,6 +26,7 @@ from feeder.service.server.delivery import Lease, make_fault
 from feeder.service.server.figures import Monitors
 from feeder.service.server.group import ConsumerGroup
 from feeder.state import codec
+from feeder.state.fingerprint import epochs_in_words, in_words
 from feeder.waking import Waker
 
 # ---- When a server ends by itself: a rule without sockets and clock.
@@ -346,14 +347,18 @@ class ServerLoop:
             raise ProtocolError(f"a queue was asked for {say.MAX_OPENS} times; connect anew")
         point("server.open")
         group = self._find(message.feed)
+        factory = group.feed.factory
         try:
             lease = group.open(peer, message)
         except FeedError as error:
-            # They go out with the error: who had the queue before learns that there are others now.
-            vars(error).update(queues=group.num_queues, replicas=group.replicas)
+            # They go out with the error: who had the queue before learns what is another now.
+            vars(error).update(
+                queues=group.num_queues, replicas=group.replicas,
+                epochs=epochs_in_words(factory.config.stream.epochs),
+                settings=in_words(factory.positions.fingerprint),
+            )  # fmt: skip
             raise
         self._leases[peer] = group, lease
-        factory = group.feed.factory
         answer = say.Opened(
             generation=lease.generation,
             credit=lease.credit,

@@ -28,6 +28,7 @@ from feeder.service.net.addresses import (
     Address,
     check_binds,
     default_address,
+    open_to_users,
     parse,
     private_file,
 )
@@ -75,6 +76,12 @@ def check_arguments(
     texts = (addresses,) if isinstance(addresses, str) else addresses
     found = [default_address()] if texts is None else [parse(text) for text in texts]
     check_binds(found, curve=keys is not None, insecure=told["insecure"])
+    if not told["insecure"] and (ports := open_to_users(found, curve=keys is not None)):
+        logger.warning(
+            "every user of this host may connect at %s, read the batches and take queues: give "
+            "keys=, or serve at a unix socket; insecure=True says that this is meant",
+            ", ".join(ports),
+        )  # fmt: skip
     return told, found, None if keys is None else ServerKeys.from_directory(keys)
 
 

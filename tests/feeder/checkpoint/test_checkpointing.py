@@ -6,12 +6,14 @@ import re
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import feeder
+from feeder.checkpoint import saving
 from feeder.checkpoint.feed_meta import check_steps
 from feeder.checkpoint.format import Receipt
 from feeder.checkpoint.store import CheckpointStore
@@ -101,6 +103,28 @@ def test_where_writing_is_slower_than_asking_the_newest_is_written(
     assert steps(store) == [1, 4]
     assert coordinator.checkpoint_stats()["skipped_saves"] == 2
     assert "asked for faster than they are written: that of step 1 is left out" in caplog.text
+
+
+@pytest.mark.parametrize(("seconds", "is_told"), [(9.0, False), (42.0, True)])
+def test_a_slow_disk_is_told(
+    seconds: float, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    clock = [0.0]
+
+    class Slow(CheckpointStore):
+        def save(self, *args: Any) -> str:
+            clock[0] += seconds
+            return super().save(*args)
+
+    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    store = Slow(tmp_path)
+    with_policy(store).checkpoint(step=7)
+    told = [one.getMessage() for one in caplog.records]
+    assert told == is_told * [
+        f"checkpoint {store.names()[0]} took 42 s to store in {store!r}: the disk or the store is "
+        "slow"
+    ]
 
 
 def test_what_is_asked_for_is_written_before_a_stop_returns(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import xxhash
 import feeder
 import served_feeds
 from commands import END_S, command, end, folder, serving, started, status, told
-from feeder.cli import doctor, meter
+from feeder.cli import NO_THREAD, doctor, meter
+from feeder.service.net.keys import make_keys
 from feeder.state.snapshot import Snapshot
 
 __all__ = ["folder"]
@@ -120,6 +122,36 @@ def test_consume_tells_what_it_cannot_have(
 ) -> None:
     assert status("consume", "ipc://a", word) == ends
     assert says in told(capsys)
+
+
+def test_consume_without_room_for_a_thread_says_so_in_a_line(
+    addresses: tuple[str, ...], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    _, err = consumed(capsys, addresses[0], ends=1)
+    assert err == f"feeder: {NO_THREAD}\n"
+    with pytest.raises(RuntimeError, match="new thread"):
+        status("consume", addresses[0], "--debug")
+
+
+def test_every_user_of_this_host_may_come_to_a_port_without_keys(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_keys(folder / "keys")
+    for address, settings, warns in (
+        ("tcp://127.0.0.1:0", {}, True),
+        ("tcp://127.0.0.1:0", {"insecure": True}, False),
+        ("tcp://127.0.0.1:0", {"keys": folder / "keys"}, False),
+        ("ipc://a", {}, False),
+    ):
+        caplog.clear()
+        feeder.serve(served_feeds.make, address, **settings).close()
+        told = [one.getMessage() for one in caplog.records]
+        open_to_all = f"every user of this host may connect at {address}, read the batches"
+        assert [one.startswith(open_to_all) for one in told].count(True) == warns
 
 
 def test_clients_with_keys_alone_are_let_in(

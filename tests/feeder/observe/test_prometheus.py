@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from feeder.observe.figures import ExecutorFigures
-from feeder.observe.prometheus import BUILD, METRICS, VERDICT, expose, names
+from feeder.observe.metrics import BUILD, METRICS, VERDICT, names
+from feeder.observe.prometheus import expose
 from feeder.observe.status.board import Board
 from feeder.observe.status.routes import answer
 from feeder.observe.verdict import KINDS

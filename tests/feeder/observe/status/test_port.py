@@ -17,7 +17,7 @@ import pytest
 
 import feeder
 from feeder.errors import ClosedError, ConfigError
-from feeder.observe.prometheus import names
+from feeder.observe.metrics import names
 from feeder.observe.status import port as port_module
 from feeder.observe.status.board import Board
 from feeder.observe.status.port import StatusPort, parse_place

@@ -150,7 +150,12 @@ def test_who_was_taken_for_hung_and_goes_on_ends_the_others_wait(
         else:
             stopped = is_stopped_before_it_is_ready(server, 0)
         wait_until(lambda: server.group.membership.members[0].hangs)
-        assert "was not heard of for 3 s" in caplog.text
+        (told,) = [one.getMessage() for one in caplog.records if "not heard" in one.getMessage()]
+        assert told == (
+            f"feed 'train': {server.group.membership.members[0].who}, queue 0, was not heard of "
+            "for 3 s: it is stopped or overloaded, or the network to it is cut; another may take "
+            "its queue"
+        )
         with reading(server, queue=1) as consumer:
             consumer.snapshot()  # Answered once it can take batches.
             here().consumers[0].go_on()
@@ -268,6 +273,70 @@ def test_a_hung_consumer_loses_its_queue_after_its_lease_and_not_before() -> Non
         assert [batch.step for batch in consumer] == [*range(1, 10)]
 
 
+# ---- servers that are stopped while their connections stand
+
+
+@pytest.mark.parametrize("plane", ["shared", "frames"])
+def test_a_stopped_server_is_left_for_the_next_one_within_two_leases(
+    plane: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And when it goes on again it holds nobody up."""
+    with (
+        serving(two_queues, FIRST, lease=3) as first,
+        serving(two_queues, SECOND, lease=3),
+        reading(FIRST, SECOND, queue=0, credit=2, plane=plane) as left,
+        reading(FIRST, SECOND, queue=1, credit=2, plane=plane) as right,
+    ):
+        steps = [next(one).step for _ in range(3) for one in (left, right)]
+        first.pause()
+        began = here().world.now
+        rest = Aside(lambda: [batch.step for batch in left])
+        assert steps + [next(right).step for _ in range(4)] == [*range(6), 7, 9, 11, 13]
+        assert here().world.now - began < 6.0
+        first.go_on()
+        assert [batch.step for batch in right] == [*range(15, 2 * NUM, 2)]
+        assert rest.result() == [*range(6, 2 * NUM, 2)]
+    lost = [one.getMessage() for one in caplog.records if "silent" in one.getMessage()]
+    assert lost == 2 * [
+        "consumer: the server has been silent for 4 s: it is stopped or overloaded, or the network "
+        "to it is cut; looking for a server"
+    ]
+
+
+@pytest.mark.parametrize("plane", ["shared", "frames"])
+def test_a_stopped_server_without_another_is_an_error_after_reconnect(plane: str) -> None:
+    with (
+        serving(ten, lease=3) as server,
+        reading(server, credit=1, reconnect=5, plane=plane) as consumer,
+    ):
+        assert next(consumer).step == 0
+        server.pause()
+        began = here().world.now
+        with pytest.raises(feeder.ConnectTimeout, match=r"within 5\.0 s"):
+            list(consumer)
+        assert here().world.now - began < 10.0
+
+
+def test_a_server_that_hangs_for_less_than_a_lease_is_waited_for() -> None:
+    with serving(ten, lease=6) as server, reading(server, credit=1) as consumer:
+        assert next(consumer).step == 0
+        server.pause()
+        pass_time(5.0)
+        server.go_on()
+        assert [batch.step for batch in consumer] == [*range(1, 10)]
+        assert consumer.stats()["reconnects"] == 0
+
+
+def test_a_server_that_waits_for_others_is_heard_of() -> None:
+    with serving(two_queues, lease=3) as server, reading(server, queue=0) as one:
+        rest = Aside(lambda: [batch.step for batch in one])
+        pass_time(100.0)
+        assert one.stats()["reconnects"] == 0
+        with reading(server, queue=1) as other:
+            assert [batch.step for batch in other] == [*range(1, 2 * NUM, 2)]
+        assert rest.result() == [*range(0, 2 * NUM, 2)]
+
+
 # ---- servers that come back with other numbers
 
 
@@ -303,7 +372,7 @@ def test_each_trainer_is_told_and_the_position_fits_the_new_number(
             steps = [[next(trainer).step for _ in range(has_had)] for trainer in trainers]
         with serving(twenty_four, SECOND if moves else FIRST, queues=after[0], replicas=after[1]):
             for trainer, (queue, _), had in zip(trainers, seats, steps, strict=True):
-                with pytest.raises(feeder.ResumeError, match=re.escape(f"trainers ({told})")):
+                with pytest.raises(feeder.ResumeError, match=re.escape(f"otherwise ({told})")):
                     had += [batch.step for batch in trainer]
                 # What had come before is its own.
                 assert had == [*range(queue, num * len(had), num)]

@@ -17,8 +17,10 @@ import feeder
 from conformance.served import reading, serving
 from feeder.service.client.inbox import Inbox
 from feeder.service.net import connection as connection_module
-from feeder.service.net.addresses import Address
+from feeder.service.net.addresses import Address, parse
+from feeder.service.net.connection import Connection
 from feeder.service.net.keys import make_keys
+from feeder.service.net.security import Security
 from small import WAIT_S, Aside, Pure, make
 from watching import CallsOf
 
@@ -131,6 +133,21 @@ def test_before_its_first_batch_a_consumer_may_load_a_state_though_the_server_wa
         for one in (right, left):
             one.load_state_dict(state)
         assert [next(one).step for _ in range(3) for one in (left, right)] == [*range(10, 16)]
+
+
+def test_bytes_of_a_message_that_is_still_on_its_way_are_a_sign_of_life() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, Security() as security:
+        address = parse(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+        connection = Connection(security, address, 1024)
+        with contextlib.closing(connection), listener.accept()[0] as peer:
+            while connection.reached_at is None:
+                assert connection.poll(WAIT_S).trouble
+                assert connection.trouble() is None
+            assert not connection.has_moved()
+            assert not connection.has_moved()
+            for byte in (b"\xff", b"\0", b"\0"):  # The first ones of ZMTP's greeting.
+                peer.sendall(byte)
+                assert connection.has_moved()
 
 
 # ---- nobody

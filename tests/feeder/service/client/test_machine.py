@@ -35,6 +35,7 @@ from feeder.service.client.machine import (
     HOLDS,
     LIFE,
     SEEKS,
+    SERVED,
     ClientMachine,
     ConsumerOptions,
     Instructions,
@@ -92,6 +93,8 @@ class Shell:
         self.endings: list[Any] = []
         self.answers: list[tuple[Any, Any]] = []
         self.lost: list[str] = []
+        self.is_silent = False
+        """Whether the server answers no renewal."""
         self.slots: tuple[int, ...] = ()
         self.num_given = self.num_dropped = 0
         self.generation = b""
@@ -148,13 +151,17 @@ class Shell:
     def drop(self) -> None:
         self.num_dropped += 1
 
+    def look(self) -> None:
+        if not self.is_silent:
+            self.machine.note_sign()
+
     def note_lost(self, why: str) -> None:
         self.lost.append(why)
 
     def step(self) -> None:
         """One turn of the loop, without anything that has come."""
         self.do(self.machine.seek(self.at))
-        if self.machine.state in machine_module.SERVED:
+        if self.machine.state in SERVED:
             slots, self.slots = self.slots, ()
             self.do(self.machine.tell_used(self.at, slots))
         self.do(self.machine.tick(self.at))
@@ -438,18 +445,21 @@ class World(RuleBasedStateMachine):
         question = SimpleNamespace(given_up=False, number=self.num_asked)
         self.shell.do(self.shell.machine.ask_snapshot(question, self.shell.at))
 
-    @rule(seconds=st.sampled_from((0.3, 1.5, 9.0, 25.0)))
-    def time_passes(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from((0.3, 1.5, 9.0, 25.0)), is_silent=st.booleans())
+    def time_passes(self, seconds: float, is_silent: bool) -> None:
         facts, machine = self.facts, self.shell.machine
         ends, opens = machine._give_up_at, len(self.shell.opens)
+        self.shell.is_silent = is_silent
         self.shell.pass_time(seconds)
+        assert not (is_silent and seconds > LEASE_S + 1.0 and machine.state in SERVED)
         if not facts.holds or facts.leaves:
             # Nobody has answered for too long, or the goodbye has had no answer.
             facts.wants = facts.wants and self.shell.now < ends
             facts.is_over = facts.is_over or (facts.leaves and self.shell.now >= ends)
         elif machine.state not in HOLDS:
-            # It has left a server that long lacked others, who may be elsewhere.
-            assert say.Bye in map(type, self.shell.sent) and not facts.is_refused
+            # It has left a server that was silent, or long lacked others, who may be elsewhere.
+            assert is_silent or say.Bye in map(type, self.shell.sent)
+            assert not facts.is_refused
             facts.loses()
             facts.wants = self.shell.now < machine._give_up_at
         facts.wants &= not facts.is_over
@@ -682,6 +692,44 @@ def test_a_server_that_lacks_others_is_left_for_the_first_address() -> None:
     shell.pass_time(LEASE_S + 1.0)
     assert (shell.machine.state, shell.addresses[2]) == ("starting", "a")
     assert say.Bye in map(type, shell.sent)
+
+
+def test_a_server_that_is_silent_for_a_lease_is_left_for_the_next_address() -> None:
+    shell = running()
+    shell.is_silent = True
+    shell.pass_time(2.0)
+    assert shell.machine.describe_wait().startswith("the server answers and has none yet")
+    shell.pass_time(LEASE_S - 2.5)
+    told = "the server has been silent for {} s: it is stopped or overloaded, or the network to it "
+    assert shell.machine.describe_wait() == f"{told.format(5)}is cut"
+    assert (shell.machine.state, shell.lost) == ("running", [])
+    shell.pass_time(1.5)
+    assert (shell.machine.state, shell.addresses) == ("returning", ["a", "b"])
+    assert shell.lost == [f"{told.format(6)}is cut"]
+
+
+def test_only_time_in_which_it_looked_counts_as_silence() -> None:
+    """It was stopped itself: the answers lie there, and are read after its clock."""
+    shell = running()
+    shell.is_silent = True
+    for _ in range(3):
+        shell.now += 10 * LEASE_S
+        shell.step()
+    assert shell.machine.state == "running"
+
+
+def test_an_answer_ends_the_silence_and_says_nothing_new() -> None:
+    shell = running()
+    shell.say_waiting(queues=(1,), ended=(2,))
+    shell.say_batch()
+    assert not shell.machine.waits_for_others
+    shell.is_silent = True
+    for _ in range(5):
+        shell.pass_time(LEASE_S - 1.0)
+        shell.say_waiting(queues=(1,), ended=(2,))
+        assert (shell.machine.state, shell.machine.waits_for_others) == ("running", False)
+    shell.say_waiting(queues=(1,), ended=())
+    assert shell.machine.waits_for_others
 
 
 def test_another_number_of_trainers_is_another_feed() -> None:

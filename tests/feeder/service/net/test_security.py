@@ -6,7 +6,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -237,6 +237,65 @@ def test_a_secret_of_somebody_else_is_refused(
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(ConfigError, match="belongs to uid"):
+        ServerKeys.from_directory(tmp_path)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+def for_anybody(path: Path) -> None:
+    path.touch()
+    path.chmod(0o666)
+
+
+def somebodys(path: Path) -> None:
+    path.touch()
+    os.chown(path, 12345, -1)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (pipe, "is no regular file"),
+        (unix_socket, "cannot be read"),
+        (Path.mkdir, "cannot be read"),
+        (for_anybody, r"has mode 0666: anybody .* may let a client in; .* chmod o-w"),
+        pytest.param(
+            somebodys, r"belongs to uid 12345, expected 0 or root",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_key_file_of_this_user_is_refused_without_hanging(
+    make: Callable[[Path], object], says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At a start, and by a server that runs: its other clients may connect."""
+    make_keys(tmp_path)
+    known = read_public(tmp_path / "clients/client.key")
+    allowed = AllowedClients(ServerKeys.from_directory(tmp_path))
+    make(path := tmp_path / "clients/x.key")
+    with pytest.raises(ConfigError, match=f"x.key' {says}"):
+        ServerKeys.from_directory(tmp_path)
+    assert allowed.get(known)
+    (told,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert str(path) in told
+    (tmp_path / "server.key").unlink()
+    path.rename(tmp_path / "server.key")
+    with pytest.raises(ConfigError, match=f"server.key' {says}"):
+        ClientKeys.from_directory(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    os.chown(tmp_path / "clients", 12345, -1)
+    with pytest.raises(ConfigError, match=r"key folder '.*clients' belongs to uid 12345"):
         ServerKeys.from_directory(tmp_path)
 
 
