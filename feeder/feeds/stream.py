@@ -171,6 +171,7 @@ class Stream:
         """What goes on after an edit."""
         # The stream before the edit that this one began with, until its devices are through.
         self._before: Stream | None = None
+        self._was_closed = False  # By a stop of the feed, and not because an edit has ended it.
         self._num_before = 0  # Batches that each device is handed by streams before edits.
         self._endings = ThreadGroup()
         self._lock = threading.RLock()
@@ -268,6 +269,8 @@ class Stream:
     def close(self) -> None:
         """Wake everything that waits, so that it ends; of streams before and after edits too."""
         for stream in self._chain():
+            # Before the chain is looked along further: an edit that adds to it finds this then.
+            stream._was_closed = True
             stream._close()
 
     def _close(self) -> None:
@@ -389,8 +392,9 @@ class Stream:
         """The devices go on here after the last round of the old stream."""
         self._started_at, self._asked_at = old._started_at, old._asked_at
         self._logged, self._logged_at, old._logged_last = old._logged, old._logged_at, True
-        # A stop that came meanwhile has perhaps not seen this stream.
-        if old.stopped:
+        # A stop that came meanwhile has perhaps not seen this stream. Devices that are through with
+        # the old one have stopped that too, which is none.
+        if old._was_closed:
             self.close()
             self.join(_JOIN_S)
             raise ClosedError(f"feed {self.config.name!r} is stopped")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from itertools import islice
+from contextlib import suppress
+from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import feeder
+from feeder import sources
 from schedules.world import Interrupt, Violation, World
 
 NAP_S = 0.01
@@ -47,6 +49,9 @@ class Program(NamedTuple):
     """So often another thread asks for the position."""
     keeps: int = 0
     """So many batches each user looks at again later: nothing was written there meanwhile."""
+    edits: int = 0
+    """So often another thread edits the batch size while the feed runs, whose rows are then the
+    records of a source."""
     told: bool = False
     """Each call has `rows_per_call` rows."""
 
@@ -98,13 +103,14 @@ def drawn(seed: int) -> Program:
         workers=workers,
         buffered=draw.choice([1, 2, 100]),
         naps=tuple(call for call in range(len(sizes) + 2) if draw.random() < 0.2),
-        # A function that was called again would have to know it.
+        # A function that is called again would have to know it.
         shaky=draw.choice(calls) if fault == "shaky" and not workers else None,
         fails=draw.choice(calls) if fault == "fails" and not workers else None,
         closes_after=draw.randint(0, 2) if fault == "closes" else None,
         interrupts=draw.random() < 0.3,
         asks=draw.choice([0, 0, 1]),
         keeps=draw.choice([0, 1, 3]),
+        edits=draw.choice([0, 0, 1, 2]) if not (workers or told or fault) else 0,
         told=told,
     )
 
@@ -120,17 +126,21 @@ class _Outcome(NamedTuple):
 class _Run:
     def __init__(self, program: Program, world: World, *, resume: bytes | None = None) -> None:
         self._program, self._world = program, world
-        self._was_shaken = False
+        self._was_shaken, self._is_resumed = False, resume is not None
         coordinator = self._coordinator = feeder.Coordinator()
-        settings: dict[str, Any] = {"resume": resume}
+        settings: dict[str, Any] = {"resume": resume, "epochs": program.epochs}
+        fetch = self._by_worker if program.workers else self._by_call
+        if program.edits:
+            fetch = sources.arrays(np.array(program.rows()))
+            settings["epochs"] = 1
         if program.told:
             settings["rows_per_call"] = program.sizes[0]
         if program.workers:
             settings["num_worker_threads"] = program.workers
         feeder.init_data_input_workers(
-            ["x"], self._by_worker if program.workers else self._by_call, program.batch_size,
-            coordinator=coordinator, num_threads=program.num_threads, devices=program.devices,
-            epochs=program.epochs, max_buffered_batches=program.buffered, timeout=3600.0,
+            ["x"], fetch, program.batch_size, coordinator=coordinator,
+            num_threads=program.num_threads, devices=program.devices,
+            max_buffered_batches=program.buffered, timeout=3600.0,
             retries=int(program.shaky is not None), retry_backoff_s=0.1, **settings,
         )  # fmt: skip
         self._feed = coordinator["train"]
@@ -144,6 +154,8 @@ class _Run:
             devices = range(1, program.devices)
             threads = [world.thread(self._read, device) for device in devices]
             threads += [world.thread(self._ask) for _ in range(program.asks)]
+            if not self._is_resumed:
+                threads += [world.thread(self._edit, 1 + i) for i in range(program.edits)]
             self._read(0)
             if program.closes_after is None:
                 for thread in threads:
@@ -224,6 +236,12 @@ class _Run:
                 world.interrupted = None
         return next(feed)
 
+    def _edit(self, batch_size: int) -> None:
+        self._world.point()
+        # If it comes too late, nothing is edited.
+        with suppress(feeder.ResumeError):
+            self._feed.edit(why=f"{batch_size} rows", batch_size=batch_size)
+
     def _ask(self) -> int:
         self._world.point()
         snapshot = self._feed.snapshot()
@@ -244,6 +262,9 @@ class Checked:
     def check(self, outcome: _Outcome) -> None:
         """Raises `Violation` if rows or positions are wrong."""
         program, most = self.program, self.program.closes_after
+        if program.edits:
+            self._check_edited(outcome)
+            return
         for device, rows in enumerate(outcome.rows):
             expected = tuple(self._batches[device :: program.devices][:most])
             # Another device's user may have stopped the feed before.
@@ -256,6 +277,19 @@ class Checked:
                     raise Violation(f"from the position after batch {step} came {rows}")
                 self._seen.add((step, position))
 
+    def _check_edited(self, outcome: _Outcome) -> None:
+        """Batches are of any size after an edit, which ends a round: so they follow in turns."""
+        batches = [batch for turn in zip_longest(*outcome.rows) for batch in turn if batch]
+        if (rows := [*chain.from_iterable(batches)]) != self.program.rows():
+            raise Violation(f"in turns came {rows}: {outcome.rows}")
+        for step, position in outcome.positions:
+            rest = [*chain.from_iterable(batches[step:])]
+            found = self._rows_from(position)
+            if rest != [
+                row for turn in zip_longest(*found) for batch in turn for row in batch or ()
+            ]:
+                raise Violation(f"from the position after batch {step} came {found}")
+
     def _dealt(self, step: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """What each device gets from there on."""
         num = self.program.devices
@@ -267,7 +301,13 @@ class Checked:
     def _rows_from(self, position: bytes) -> tuple[tuple[tuple[int, ...], ...], ...]:
         again = self.program._replace(
             num_threads=int(self.program.devices > 1), closes_after=None, shaky=None, naps=(),
-            asks=0, keeps=0, interrupts=False,
+            asks=0, keeps=0, interrupts=False, batch_size=self._size_in(position),
         )  # fmt: skip
         world = World(lambda steps: 0)
         return world.run(lambda _: _Run(again, world, resume=position).outcome()).rows
+
+    def _size_in(self, position: bytes) -> int:
+        if not self.program.edits:
+            return self.program.batch_size
+        size: int = feeder.Snapshot.from_bytes(position).states[0].fingerprint["batch_size"]
+        return size

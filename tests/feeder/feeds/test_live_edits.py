@@ -296,6 +296,28 @@ def test_a_feed_that_does_not_run_or_has_ended_is_not_edited() -> None:
     assert len(rows) == 15
 
 
+def test_a_device_that_goes_on_before_the_edit_is_done_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_over, rows = Stream._take_over, list[int]()
+
+    def late(self: Stream, old: Stream) -> None:
+        rows.extend(next(train)["x"].tolist())
+        take_over(self, old)
+
+    with feed(mixed(web=7, code=3)) as coordinator:
+        train = coordinator["train"]
+        rows += next(train)["x"].tolist()
+        monkeypatch.setattr(Stream, "_take_over", late)
+        train.edit(mixed(web=1, code=1), why="equal")
+        rows += [number for batch in train for number in batch["x"].tolist()]
+    with feed(mixed(web=7, code=3)) as coordinator:
+        first = next(coordinator["train"])["x"].tolist()
+        state = coordinator.state_dict()
+    with feed(mixed(web=1, code=1), state, edit="equal") as coordinator:
+        assert rows == first + [n for b in coordinator["train"] for n in b["x"].tolist()]
+
+
 def test_a_feed_that_writes_a_transcript_is_edited_by_a_resume(tmp_path: Path) -> None:
     source = mixed(web=7, code=3)
     with feed(source, transcript=tmp_path) as coordinator:
