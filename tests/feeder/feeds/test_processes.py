@@ -128,7 +128,7 @@ FORK_OF_A_SERVER = """
 def factory():
     return make(coordinator=feeder.Coordinator())
 
-with feeder.serve(factory, "tcp://127.0.0.1:0") as server:
+with feeder.serve(factory, "tcp://127.0.0.1:0", insecure=True) as server:
     if os.fork() == 0:
         CHILD
     tell("child", os.waitstatus_to_exitcode(os.wait()[1]))
@@ -264,7 +264,9 @@ def started(**settings):
     return coordinator
 
 def served(address):
-    server = feeder.serve(lambda: make(coordinator=feeder.Coordinator()), address, queues=1)
+    server = feeder.serve(
+        lambda: make(coordinator=feeder.Coordinator()), address, queues=1, insecure=True
+    )
     consumer = feeder.connect(server.addresses[0], queue=0, hold=8)
     return server, consumer, *some(consumer)
 
