@@ -1,4 +1,4 @@
-"""Types of `argparse` that several commands share."""
+"""Types of `argparse`, and words, that several commands share."""
 
 from __future__ import annotations
 

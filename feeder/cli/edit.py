@@ -7,8 +7,8 @@ import os
 from fractions import Fraction
 from typing import Any
 
-from feeder.checkpoint.resuming import find_position
 from feeder.cli.arguments import count
+from feeder.cli.position import add_feed, add_file, feed_in, position_in
 from feeder.errors import ConfigError
 from feeder.state.rewriting import edited
 from feeder.state.snapshot import Snapshot
@@ -22,10 +22,10 @@ grown or lose records, schedules and temperatures are given to the feed call its
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command's parser."""
     parser = commands.add_parser("edit", description=_DESCRIPTION)
-    parser.add_argument("file", help="a snapshot, a checkpoint, or a folder of those")
+    add_file(parser)
     parser.add_argument("--output", metavar="FILE", required=True, help="the snapshot to write")
     parser.add_argument("--why", metavar="TEXT", required=True, help="why, for feeder log")
-    parser.add_argument("--feed", metavar="NAME", help="which feed, of several")
+    add_feed(parser)
     parser.add_argument(
         "--weight", metavar="SOURCE=W", type=_weight, action="append", default=[],
         help="the weight of a source; give one for each of the mixture, 0 to take it out",
@@ -56,14 +56,8 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigError("--why is empty, expected a text")
     if os.path.lexists(arguments.output):
         raise ConfigError(f"{arguments.output!r} is there already: give the name of a new file")
-    position = find_position(os.path.abspath(arguments.file), None).position
-    assert isinstance(position, Snapshot)
-    names = [state.name for state in position.states]
-    name = arguments.feed or names[0]
-    if names.count(name) != 1 or (len(names) > 1 and arguments.feed is None):
-        raise ConfigError(
-            f"{arguments.file!r} holds feeds {names}: name one with --feed, of one feed call"
-        )
+    position = position_in(arguments)
+    meant = feed_in(position, arguments.feed)
     sizes = {
         size: rows
         for size in ("batch_size", "global_batch_size")
@@ -73,7 +67,7 @@ def main(arguments: argparse.Namespace) -> int:
         edited(
             state, arguments.why, weights=dict(arguments.weight), sizes=sizes, seed=arguments.seed
         )
-        if state.name == name
+        if state is meant
         else state
         for state in position.states
     ]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import Any
 
-from feeder.checkpoint.resuming import find_position
 from feeder.cli.arguments import in_words
+from feeder.cli.position import add_file, position_in
 from feeder.state.history import chapters_of
-from feeder.state.snapshot import Snapshot
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -18,15 +16,14 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser(
         "log", description="Say what a run was made of, from edit to edit, and what it has read."
     )
-    parser.add_argument("file", help="a snapshot, a checkpoint, or a folder of those")
+    add_file(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON, feed by feed")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the history."""
-    position = find_position(os.path.abspath(arguments.file), None).position
-    assert isinstance(position, Snapshot)
-    told = {f"{state.name}[{state.number}]": chapters_of(state) for state in position.states}
+    states = position_in(arguments).states
+    told = {f"{state.name}[{state.number}]": chapters_of(state) for state in states}
     if arguments.json:
         print(json.dumps(told, indent=2))
         return 0

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
-from feeder.checkpoint.resuming import find_position
-from feeder.errors import ConfigError
+from feeder.cli.position import add_feed, add_file, feed_in, position_in
 from feeder.feeds.records import Asked, asked_of, records_of
-from feeder.state.snapshot import Snapshot
 from feeder.workers.stream.position import Cut
 
 if TYPE_CHECKING:
@@ -35,20 +32,14 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def add_position(parser: argparse.ArgumentParser) -> None:
     """Add what says which run is asked, and how the answer is printed."""
-    parser.add_argument("file", help="a snapshot, a checkpoint, or a folder of those")
-    parser.add_argument("--feed", metavar="NAME", help="which feed, if the position has several")
+    add_file(parser)
+    add_feed(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def find_asked(arguments: argparse.Namespace) -> tuple[Asked, Cut]:
     """The stream that is asked, and the place of its position."""
-    position = find_position(os.path.abspath(arguments.file), None).position
-    assert isinstance(position, Snapshot)
-    named = {f"{state.name}[{state.number}]": state for state in position.states}
-    wanted = [state for name, state in named.items() if arguments.feed in (None, name, state.name)]
-    if len(wanted) != 1:
-        raise ConfigError(f"the position holds the feeds {[*named]}: name one with --feed")
-    return asked_of(wanted[0])
+    return asked_of(feed_in(position_in(arguments), arguments.feed))
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -225,7 +225,7 @@ class DeviceFeed(EpochReader):
         self._held, self._later, self._trigger_at = held, later, trigger_at
         self._ready = got
         self._queue.given = None
-        if stream.stopped and stream.next is None:
+        if stream.stopped:
             # Another thread has stopped the stream meanwhile; its `drop` may have come before the
             # assignments above, and would have missed these batches.
             self.drop()

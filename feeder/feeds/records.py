@@ -221,6 +221,8 @@ def _calls(stream: StreamSpec, source: Source, step: int) -> Iterator[Call]:
 def when(asked: Asked, source: str, record: int) -> Iterator[Seen]:
     """Where a record comes, in the order of steps, without an end if the epochs have none. Raises
     `ConfigError` if that does not follow from numbers, or if it never comes."""
+    from feeder.workers.sources.steps.rows import has_inverse
+
     _check_known(asked)
     fetch: Any = asked.stream.fetch
     sizes = fetch.sizes_of()
@@ -229,7 +231,7 @@ def when(asked: Asked, source: str, record: int) -> Iterator[Seen]:
         raise ConfigError(f"source is {source!r}, and the feed {known}")
     if checked("record", record) >= sizes[source]:
         raise ConfigError(f"record is {record}, and {_of(source)} has {sizes[source]} records")
-    if not fetch.has_inverse:
+    if not has_inverse(fetch):
         logger.info("all records of an epoch are looked at: DALI's shuffles have no inverse")
     return _seen(asked, fetch, source, record)
 

@@ -171,7 +171,6 @@ class Stream:
         """What goes on after an edit."""
         # The stream before the edit that this one began with, until its devices are through.
         self._before: Stream | None = None
-        self._was_closed = False  # By a stop of the feed, and not because an edit has ended it.
         self._num_before = 0  # Batches that each device is handed by streams before edits.
         self._endings = ThreadGroup()
         self._lock = threading.RLock()
@@ -246,7 +245,8 @@ class Stream:
         if not self.transcripts:
             return
         resume, now = self._resume, self.positions.id.fingerprint
-        start = Start(0, len(self.transcripts), now, now)
+        is_even = self.config.stream.rounds == "stream"
+        start = Start(0, len(self.transcripts), now, now, is_even)
         if resume is not None:
             then = resume.fingerprint or now
             start = start._replace(step=first_step(resume.cut), then=then)
@@ -270,14 +270,13 @@ class Stream:
         """Wake everything that waits, so that it ends; of streams before and after edits too."""
         for stream in self._chain():
             # Before the chain is looked along further: an edit that adds to it finds this then.
-            stream._was_closed = True
+            stream.stopped = True
             stream._close()
 
     def _close(self) -> None:
         # Noted before the queues are closed, which takes the end out of them.
         self._had_ended = self._had_ended or self._has_ended()
         self._stopped_at = self._stopped_at or time.monotonic()
-        self.stopped = True
         self.pipeline.close()
         self._devices.close()
 
@@ -392,9 +391,8 @@ class Stream:
         """The devices go on here after the last round of the old stream."""
         self._started_at, self._asked_at = old._started_at, old._asked_at
         self._logged, self._logged_at, old._logged_last = old._logged, old._logged_at, True
-        # A stop that came meanwhile has perhaps not seen this stream. Devices that are through with
-        # the old one have stopped that too, which is none.
-        if old._was_closed:
+        # A stop that came meanwhile has perhaps not seen this stream.
+        if old.stopped:
             self.close()
             self.join(_JOIN_S)
             raise ClosedError(f"feed {self.config.name!r} is stopped")
@@ -411,9 +409,18 @@ class Stream:
         """End the stream before the edit, if no device is to be handed a batch of it any more."""
         old = self._before
         if old is not None and old._before is None and old.progress.is_through:
+            self._inherit()
             old._close()
             self._endings.start(f"feeder {self.config.name} edited", run_ending, old)
             self._before = None
+
+    def _inherit(self) -> None:
+        """Know what was left out before the edit: all of it once the stream before is through."""
+        old, resume = self._before, self._resume
+        if old is not None and resume is not None:
+            old._inherit()
+            before = old.positions.left_out_before(resume.cut.position)
+            recall(self.config.stream.fetch, resume._replace(left_out=before))
 
     def wait_for_edit(self) -> Stream | None:
         """The stream that goes on after an edit that is being made, waited for; None if there is
@@ -457,6 +464,7 @@ class Stream:
         for stream in self._earlier():
             if stream.progress.stands[0] < stream.progress.last:
                 stands = stream
+        stands._inherit()
         return stands._state_at(stands.progress.place, with_rows=with_rows)
 
     def _state_at(self, place: LazyPosition | None, *, with_rows: bool) -> StreamState:

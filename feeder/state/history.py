@@ -628,10 +628,10 @@ def chapters_of(state: StreamState) -> list[dict[str, Any]]:
         # Windows are read whole: the one that a position is in, too.
         number = sum((e.epoch, e.call) <= (position.epoch, position.calls[0]) for e in run.edits)
         record = run.documents_before(number, position.epoch, position.calls[0])
+    elif leftover is not None:
+        record = run.rows_of(position.epoch, leftover.call)[0] + leftover.taken
     else:
         record = run.rows_of(position.epoch, position.calls[0])[0]
-    if leftover is not None and now.packing is None:
-        record = run.rows_of(position.epoch, leftover.call)[0] + leftover.taken
     places = [(0, 0), *((e.epoch, e.record) for e in run.edits), (position.epoch, record)]
     steps = [0, *(edit.step for edit in run.edits), cut.step]
     notes = [None, *(edit.note for edit in run.edits)]

@@ -84,10 +84,10 @@ class Positions:
             columns=columns,
             rows=rows if has_rows else None,
             summary=summarise(cut),
-            left_out=self._left_out_before(cut.position),
+            left_out=self.left_out_before(cut.position),
         )
 
-    def _left_out_before(self, position: Position) -> tuple[tuple[int, int, str, str], ...]:
+    def left_out_before(self, position: Position) -> tuple[tuple[int, int, str, str], ...]:
         """What the source has left out in calls that are done there: those of calls ahead are not,
         so that it does not depend on timing."""
         fetch: Any = self.config.stream.fetch

@@ -33,7 +33,7 @@ from feeder.workers.sources.steps.rows import (
     size_in,
     size_of,
 )
-from feeder.workers.sources.stores.reading import NOW, Columns, Record, RecordError
+from feeder.workers.sources.stores.reading import Columns, Record, RecordError, aside
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.position import Cut
 from feeder.workers.stream.spec import StreamSpec
@@ -73,12 +73,8 @@ class Documents(Step):
         left = self._left
         if left is None:
             assert self._edit is not None and self._before is not None
-            # What is read for this is no row of the call.
-            place, NOW.place = NOW.place, None
-            try:
+            with aside():
                 found = self._before.left(self._edit, call)
-            finally:
-                NOW.place = place
             is_out = self._excluded(np.array([one.number for one in found], np.int64), call)
             left = self._left = [
                 one for one, out in zip(found, is_out, strict=True) if not out
@@ -238,9 +234,10 @@ class _Chapter:
 
 @contextmanager
 def _finding() -> Iterator[None]:
-    """Records that cannot be read are an error of the resume."""
+    """Windows are packed, to find a place: what cannot be read is an error of the resume."""
     try:
-        yield
+        with aside():
+            yield
     except RecordError as error:
         raise ResumeError(f"what is left of windows cannot be found: {error}") from error
 

@@ -50,7 +50,7 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.far.ahead import Ahead, Touch
 from feeder.workers.sources.far.blocks import totals
-from feeder.workers.sources.orders.edited import EditedPlan, Selection, ranges_of
+from feeder.workers.sources.orders.edited import Selection, ranges_of
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import LISTS_KEPT, Order
 from feeder.workers.sources.orders.sharding import EpochsInTurn
@@ -67,7 +67,7 @@ from feeder.workers.sources.steps.rows import (
     Traits,
     apply,
     as_it_was,
-    has_inverse,
+    faults_of,
     is_far,
     leaves_out,
     name_in,
@@ -90,6 +90,7 @@ from feeder.workers.sources.stores.reading import (
     Record,
     RecordError,
     Records,
+    aside,
 )
 from feeder.workers.stream.batch import Call
 
@@ -178,12 +179,8 @@ class Source:
 
     def _no_rows(self, call: Call) -> Columns:
         if self._rowless is None:
-            # What is read for this is no row of the call, and is not counted.
-            place, NOW.place = NOW.place, None
-            try:
+            with aside():
                 self._rowless = _without_rows(self._sound_row(call))
-            finally:
-                NOW.place = place
         return self._rowless
 
     def _sound_row(self, call: Call) -> Columns:
@@ -217,11 +214,8 @@ class Source:
         Raises:
             StopIteration: the call lies behind the end of its epoch.
         """
-        place, NOW.place = NOW.place, None
-        try:
+        with aside():
             return read_origins(self.records, self.indices(call), call)
-        finally:
-            NOW.place = place
 
     @property
     def num_turns(self) -> int:
@@ -356,7 +350,7 @@ class Source:
         """The first hundred of these, in the order in which the stream comes to them. A feed that
         goes on from a snapshot knows those before it."""
         whole = Faults("skip")
-        for faults in _faults_of(self):
+        for faults in faults_of(self):
             whole.count(0, faults.left_out)
         return whole.left_out
 
@@ -416,15 +410,8 @@ class Source:
 
     def leaves_out(self, source: str, number: int, call: Call) -> bool:
         """Whether a record of a source is excluded."""
-        plan = self._plan
-        if isinstance(plan, EditedPlan) and not plan.sets[-1].holds(np.array([number]))[0]:
-            return True
-        return leaves_out(self.records, source, number, call)
-
-    @property
-    def has_inverse(self) -> bool:
-        """Whether `rows_of` reckons where a record is: DALI's shuffles look at all records."""
-        return has_inverse(self)
+        is_out = self._plan.leaves_out(number)
+        return is_out or leaves_out(self.records, source, number, call)
 
     def sizes_of(self) -> dict[str, int]:
         """How many records each source has that it is made of, by the names that `records_of`
@@ -728,17 +715,6 @@ class Source:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.describe().items())
         return f"<Source {fields}>"
-
-
-def _faults_of(records: Any) -> Iterator[Faults]:
-    """What has noted defective records: of a source, and of all that it is made of."""
-    if isinstance(records, Source):
-        yield records._elsewhere
-        yield from _faults_of(records.records)
-    elif isinstance(own := getattr(records, "_faults", None), Faults):
-        yield own
-    for part in getattr(records, "parts", ()):
-        yield from _faults_of(part)
 
 
 _OF_NUMBERS = ("map", "filter", "pad", "offsets")

@@ -170,7 +170,8 @@ class Consumer(EpochReader, Closing):
         made = Transcript(
             self._folder, identity.name, identity.number, options.queue, options.replica
         )
-        made.begin(Start(step, 1 if dealing is None else dealing.num, then, now))
+        is_even = "rounds" not in identity.fingerprint
+        made.begin(Start(step, 1 if dealing is None else dealing.num, then, now, is_even))
         return made
 
     def _refill(self) -> Any:

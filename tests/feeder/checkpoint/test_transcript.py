@@ -278,6 +278,45 @@ def test_steps_that_are_missing_are_said(tmp_path: Path, caplog: pytest.LogCaptu
     assert read_run(tmp_path)["train[0]"].steps.tolist() == [*range(6), 9, 10]
 
 
+@pytest.mark.parametrize("then", [2, 3])
+@pytest.mark.parametrize("now", [1, 2, 3])
+def test_steps_of_one_queue_that_are_missing_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, then: int, now: int
+) -> None:
+    with feed(tmp_path, devices=then) as coordinator:
+        of_run = rounds(coordinator)
+        for _ in range(6):
+            next(of_run)
+        state = coordinator.state_dict()
+    read_all(feed(tmp_path, state, devices=now), 1)
+    assert "missing" not in caplog.text
+    path = tmp_path / f"train.0.{min(then, now) - 1}.transcript"
+    path.write_bytes(path.read_bytes()[: -32 * 3])
+    read_all(feed(tmp_path, state, devices=now), 1)
+    assert f"{path.name!s}' ends before step" in caplog.text
+
+
+def test_queues_without_a_batch_of_an_epochs_last_round_miss_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fetch(call: feeder.Call) -> Any:
+        # Epochs of four batches, of one and of one: two queues have none in two rounds on end.
+        if call.index >= (4, 1, 1)[call.epoch % 3]:
+            raise StopIteration
+        return [np.full(2, call.index)]
+
+    state = None
+    for most in (2, 1, 1, 3):
+        made = feeder.init_data_input_workers(
+            ["x"], fetch, 2, resume=state, transcript=tmp_path, coordinator=feeder.Coordinator(),
+            devices=3, rounds="epoch", epochs=6,
+        )  # fmt: skip
+        with made as coordinator:
+            for _, _ in zip(range(most), rounds(coordinator), strict=False):
+                state = coordinator.state_dict()
+    assert "missing" not in caplog.text
+
+
 def test_every_prefix_of_a_file_is_read(tmp_path: Path) -> None:
     read_all(feed(tmp_path), 6)
     data = (tmp_path / "train.0.0.transcript").read_bytes()

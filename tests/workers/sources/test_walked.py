@@ -171,7 +171,7 @@ def plain(rows: list[Any]) -> list[Any]:
 def test_a_feed_of_it_goes_on_at_every_place(mode: Any, packed: bool) -> None:
     def feed(**options: Any) -> Any:
         kinds = PACKED if packed else KINDS
-        parts = {k: (kinds[k](1 + 100 * i, 30), 1 + i) for i, k in enumerate(kinds)}
+        parts = {k: (kinds[k](1 + 100 * i, 20), 1 + i) for i, k in enumerate(kinds)}
         mixture = mix(parts, on_exhausted=mode, unit="tokens")
         source = mixture if packed else pack(mixture, 12, window=7)
         return make_feed(source, NAMES, 6, seed=SEED, epochs=2, **options)

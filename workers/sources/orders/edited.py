@@ -137,6 +137,10 @@ class EditedPlan(OrderPlan):
     sets: tuple[Selection, ...]
     changes: tuple[Change, ...]
 
+    def leaves_out(self, record: int) -> bool:
+        """Whether the set that is the last one does not have a record."""
+        return not self.sets[-1].holds(np.array([record]))[0]
+
     def make(self, seed: int) -> Order:
         """The order, with the seed of a pass."""
         return EditedOrder(self, seed)

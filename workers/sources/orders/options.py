@@ -93,6 +93,10 @@ class OrderPlan:
         """Whether the records come as they lie."""
         return not (self.random_shuffle or self.shuffle_after_epoch)
 
+    def leaves_out(self, record: int) -> bool:
+        """Whether passes to come do not have a record."""
+        return False
+
     def make(self, seed: int) -> Order:
         """The order, with the feed's seed where the options name none."""
         seed = seed if self.seed is None else self.seed

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.collate import make_columns
 from feeder.workers.sources.far.ahead import Touch
-from feeder.workers.sources.stores.reading import Columns, Record, Records
+from feeder.workers.sources.stores.reading import Columns, Faults, Record, Records
 from feeder.workers.stream.batch import Call
 
 
@@ -342,3 +342,15 @@ def function(name: str, fn: Any) -> Any:
     if not callable(fn):
         raise ConfigError(f"{name} is {fn!r}, expected a function")
     return fn
+
+
+def faults_of(records: Any) -> Iterator[Faults]:
+    """What has noted defective records: of a source, and of all that it is made of."""
+    if isinstance(elsewhere := getattr(records, "_elsewhere", None), Faults):
+        # A source, which is told of those in other processes.
+        yield elsewhere
+        yield from faults_of(records.records)
+    elif isinstance(own := getattr(records, "_faults", None), Faults):
+        yield own
+    for part in getattr(records, "parts", ()):
+        yield from faults_of(part)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from feeder.errors import AuthError
-from feeder.service.client.machine import Failover
+from feeder.service.client.failover import Failover
 
 
 def test_a_single_address_is_tried_without_an_end() -> None:
