@@ -7,6 +7,7 @@ by chance, every other one with a point before each statement.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 import warnings
@@ -128,6 +129,7 @@ def main() -> int:
     parser.add_argument("--planted", action="store_true", help="instead: find each planted bug")
     wish = parser.parse_args()
     warnings.simplefilter("ignore", feeder.ReplayWarning)
+    logging.getLogger("feeder").setLevel(logging.ERROR)  # Each edit is told.
     if wish.planted:
         return _find_planted(wish.runs, wish.seed)
     total, began = 0, time.process_time()

@@ -318,6 +318,36 @@ def test_a_device_that_goes_on_before_the_edit_is_done_stops_nothing(
         assert rows == first + [n for b in coordinator["train"] for n in b["x"].tolist()]
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_what_was_left_out_before_an_edit_is_known_after_it(ahead: int) -> None:
+    def check(record: Any) -> Any:
+        if record % 3 == 0:
+            raise ValueError("no picture")
+        return record
+
+    def source(weight: int) -> Any:
+        parts = {name: corpus(name).map(check, on_error="skip") for name in ("web", "code")}
+        return sources.mix({"web": (parts["web"], weight), "code": (parts["code"], 1)})
+
+    def left_out(coordinator: Any) -> Any:
+        return coordinator.snapshot().states[0].left_out
+
+    with ExitStack() as stack:
+        live, plain = (Reader(stack, source(1), devices=2) for _ in range(2))
+        live.read_to(2)
+        for _ in range(ahead):
+            live.read(0)
+        live.feed.edit(source(3), why="more")
+        plain.read_to(2 + ahead)
+        resumed = Reader(stack, source(3), plain.coordinator.snapshot(), devices=2, edit="more")
+        for _ in range(ahead):
+            live.read(1)
+        assert left_out(live.coordinator) == left_out(resumed.coordinator) != ()
+        for one in (live, resumed):
+            one.read(0), one.read(1)
+        assert left_out(live.coordinator) == left_out(resumed.coordinator)
+
+
 def test_a_feed_that_writes_a_transcript_is_edited_by_a_resume(tmp_path: Path) -> None:
     source = mixed(web=7, code=3)
     with feed(source, transcript=tmp_path) as coordinator:
