@@ -264,7 +264,8 @@ class Batch(Mapping[str, NDArray[Any]]):
                 "the records of a batch are known to the feed or consumer that gave it: ask the "
                 "batch before it is copied, pickled or moved"
             )
-        return self.of.records_of(self)
+        # A batch that was repeated to fill a round has no real row, and is none of the stream's.
+        return self.of.records_of(self) if self.rows else ()
 
     def with_arrays(self, arrays: tuple[Any, ...]) -> Batch:
         """The same batch in other memory; it counts for as much in the bound."""

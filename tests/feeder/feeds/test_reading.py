@@ -131,6 +131,18 @@ def test_a_batch_at_hand_is_known_whatever_its_step(source: Any, settings: dict[
             state = coordinator.state_dict()
 
 
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
+@pytest.mark.parametrize("source", [numbers(), numbers().filter(is_odd)])
+def test_a_batch_that_fills_a_round_has_no_records(source: Any, rounds: Any) -> None:
+    with make(source, ["x"], 2, devices=3, rounds=rounds, last_round="pad") as coordinator:
+        batches = [batch for device in coordinator["train"].devices
+                   for batch in coordinator["train"].on(device)]  # fmt: skip
+    assert any(not batch.rows for batch in batches)
+    for batch in batches:
+        told = [one.number + 1 for (one,) in batch.records()]
+        assert told == batch["x"][: batch.rows].tolist()
+
+
 def test_a_cure_is_told() -> None:
     with (
         make(packed(), PACKED) as coordinator,
