@@ -123,6 +123,11 @@ class Router:
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
         return link
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are messages that have not been read."""
+        return bool(self.inbox)
+
     def read_messages(self) -> Iterator[Received]:
         inbox = self.inbox
         while inbox:

@@ -57,6 +57,11 @@ class FrameReader:
         # A message of which frames are left to read: the next turn goes on with it.
         self._begun: Received | None = None
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are messages that have not been read."""
+        return self._begun is not None or has_message(self._router)
+
     def read_messages(self) -> Iterator[Received]:
         """Yield the messages that are there, for as long as one turn may take. To be called when a
         poll has found some."""

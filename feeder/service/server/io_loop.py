@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -150,6 +150,9 @@ logger = logging.getLogger("feeder")
 # `Waiting` goes out when something changes; this repeats it for changes that come with time alone,
 # such as a lease that has run out.
 _TELL_S = 5.0
+_TURNS_FOR_LAST_WORDS = 16
+"""Turns of reading, at most, before those who are gone lose their queues: in each, ZeroMQ takes the
+next message of everybody who has sent one."""
 
 
 class ServerLoop:
@@ -173,7 +176,12 @@ class ServerLoop:
         self._stopping: str | None = None
         self._log = RateLimitedLog()
         most_bytes = [listener.most_bytes for listener in listeners]
-        self._guard = ConnectionGuard(self._log, self._is_served, self._on_gone, most_bytes)
+        self._guard = ConnectionGuard(self._log, self._is_served, self._note_gone, most_bytes)
+        # Peers whose connections are dead, and which may have left messages behind; and questions,
+        # which are answered once those have lost their queues.
+        self._gone: dict[Peer, None] = {}
+        self._questions: list[tuple[Peer, say.Open | say.Look, GuardedPeer]] = []
+        self._num_late = 0
         self._tell_at = time.monotonic() + _TELL_S
         self._expires_at = math.inf
         self._poller = zmq.Poller()
@@ -220,20 +228,49 @@ class ServerLoop:
             self.waker.clear()
             self.monitors.answer_threads()  # Whoever asks wakes this thread.
         for i, listener in enumerate(self._listeners):
-            if listener.router in ready:
-                self._receive(i, listener)
             if listener.monitor in ready:
                 self._look_at_events(i, listener)
         if self._local_peers.has_news(ready):
             self._admit()
-        # After the messages: what a consumer said before it died counts.
-        for peer in self._local_peers.gone(ready):
-            self._lose(peer)
+        for i, listener in enumerate(self._listeners):
+            # What somebody said who is known to be gone is there, though the poll may not say so.
+            if listener.router in ready or (self._gone and listener.reader.is_behind):
+                self._receive(i, listener)
+        self._lose_gone(ready)
+        self._answer_questions()
         for group in self._groups.values():
             group.pump()
         self._look_at_clock(now)
 
+    def _lose_gone(self, ready: dict[Any, int]) -> None:
+        """End the leases of those who are gone, after their last messages: what a consumer said
+        before it died counts, also if it lies behind those of many others."""
+        # Asked after the messages: one that has said goodbye is not watched any more. Until then
+        # the next poll finds it again.
+        killed = self._local_peers.gone(ready)
+        is_behind = bool(self._gone or killed) and any(
+            one.reader.is_behind for one in self._listeners
+        )
+        # Somebody who floods the server does not put it off for ever.
+        self._num_late = self._num_late + 1 if is_behind else 0
+        if self._num_late % _TURNS_FOR_LAST_WORDS == 0:
+            gone, self._gone = self._gone, {}
+            self._questions = [one for one in self._questions if one[0] not in gone]
+            for peer in (*gone, *killed):
+                self.monitors.forget(peer)
+                self._lose(peer)
+
+    def _answer_questions(self) -> None:
+        """Answer those who ask for a queue or for figures, once those before them have lost
+        theirs."""
+        if not self._gone:
+            questions, self._questions = self._questions, []
+            for peer, message, guarded in questions:
+                self._take(peer, lambda: self._greet(peer, message, guarded))  # noqa: B023
+
     def _timeout(self) -> int:
+        if self._gone:
+            return 0
         nearest = min(self._expires_at, self._tell_at if self._leases else math.inf)
         return -1 if nearest == math.inf else max(0, math.ceil((nearest - time.monotonic()) * 1000))
 
@@ -272,36 +309,42 @@ class ServerLoop:
     def _receive(self, number: int, listener: Listener) -> None:
         for identity, frame, _, num in listener.reader.read_messages():
             peer = Peer(number, identity)
-            try:
-                if num != 1:
-                    raise ProtocolError(f"a message of {num} frames, expected 1")
-                self._handle(peer, frame)
-            except FeedError as error:
-                self._refuse(peer, error)
-            except Exception as error:
-                # A defect of feeder: it ends this lease, and the others are served all the same.
-                self._log.fail("a consumer's message could not be handled: %s", error)
-                self._refuse(peer, RemoteError(f"{type(error).__name__}: {error}"))
+            self._take(peer, lambda: self._handle(peer, frame, num))  # noqa: B023
 
-    def _handle(self, peer: Peer, frame: Any) -> None:
+    def _take(self, peer: Peer, handle: Callable[[], None]) -> None:
+        try:
+            handle()
+        except FeedError as error:
+            self._refuse(peer, error)
+        except Exception as error:
+            # A defect of feeder: it ends this lease, and the others are served all the same.
+            self._log.fail("a consumer's message could not be handled: %s", error)
+            self._refuse(peer, RemoteError(f"{type(error).__name__}: {error}"))
+
+    def _handle(self, peer: Peer, frame: Any, num_frames: int) -> None:
+        if num_frames != 1:
+            raise ProtocolError(f"a message of {num_frames} frames, expected 1")
         guarded = self._guard.note_message(key := (peer.router, frame.get(zmq.SRCFD)))
         message = decode(frame.buffer, from_consumer=True)
-        is_question = isinstance(message, (say.Open, say.Look))
-        if is_question or guarded is None:
+        if isinstance(message, (say.Open, say.Look)) or guarded is None:
             # Events lie in a socket of their own. Those before this message must be known first:
             # the descriptor may belong to another connection by now.
             self._look_at_events(peer.router, self._listeners[peer.router])
             guarded = self._guard.note_message(key)
-        if guarded is None:
-            return  # Already gone: it would hold a queue for a whole lease.
-        if is_question:
-            self._guard.bind_peer(guarded, peer)
-            self._greet(peer, message, guarded)
-            return
-        if guarded.num_opens == 0:
+        if isinstance(message, (say.Open, say.Look)):
+            # If it is gone already, it would hold a queue for a whole lease.
+            if guarded is not None:
+                self._guard.bind_peer(guarded, peer)
+                self._questions.append((peer, message, guarded))
+        # The last words of one who is gone count, though another may have its descriptor by now.
+        elif peer in self._leases or (guarded is not None and guarded.num_opens):
+            self._hear(peer, message)
+        elif guarded is not None and guarded.peer in (None, peer):
             raise ProtocolError(f"{type(message).__name__} came from one that did not say Open")
+
+    def _hear(self, peer: Peer, message: Any) -> None:
         group, lease = self._leases.get(peer, (None, None))
-        generation: bytes = message.generation  # type: ignore[attr-defined]
+        generation: bytes = message.generation
         # Connections prove nothing, generations do: what belongs to an earlier lease is dropped.
         is_over = lease is None or lease.generation != generation or not lease.has_lease
         if isinstance(message, say.Bye):
@@ -417,9 +460,8 @@ class ServerLoop:
                               zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):  # fmt: skip
                 self._log.warn("a peer was not let in: %s", event.kind.name)
 
-    def _on_gone(self, peer: Peer) -> None:
-        self.monitors.forget(peer)
-        self._lose(peer)
+    def _note_gone(self, peer: Peer) -> None:
+        self._gone[peer] = None
 
     def _admit(self) -> None:
         """Give unix connections that have presented a nonce to their leases."""

@@ -30,6 +30,7 @@ from feeder.service.protocol.membership import (
 )
 from feeder.service.server.group import ConsumerGroup
 from served import Aside, Server, here, pass_time, process_of, reading, serving, wait_until
+from simulation.network import Router
 from small import Pure, make
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -392,3 +393,30 @@ def test_who_has_had_everything_is_told_nothing() -> None:
     with trainer, serving(twenty_four, FIRST, queues=2, replicas=2):
         wait_until(lambda: trainer._loop.inbox.num_opened == 2)
         assert [first, *(batch.step for batch in trainer)] == [*range(18)]
+
+
+@pytest.mark.parametrize("turns", [3, 40])
+def test_last_words_count_behind_those_of_others(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is late finds many messages, reads some of them in a turn, and finds in the
+    same turn that those who sent them are gone. Nobody who floods it puts that off for ever."""
+    left = turns
+
+    def read_others(router: Router) -> Any:
+        nonlocal left
+        left -= 1
+        return iter(()) if left >= 0 else read_all(router)
+
+    with serving(ten, exit_when="acknowledged") as server:
+        consumer = feeder.connect(server.address)
+        steps = [next(consumer).step for _ in range(9)]
+        pass_time(1.0)
+        server.pause()
+        assert [*steps, next(consumer).step] == list(range(10))
+        consumer.close()
+        read_all = Router.read_messages
+        monkeypatch.setattr(Router, "read_messages", read_others)
+        monkeypatch.setattr(Router, "is_behind", property(lambda router: left > 0 or router.inbox))
+        server.go_on()
+        assert server.wait(20.0) == (turns < 16)
