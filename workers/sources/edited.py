@@ -427,7 +427,7 @@ def _rest(
 ) -> Sequence[Any]:
     """The blocks of the rest of an epoch, as `describe` tells them."""
     if not now.blocks:
-        return ()
+        return []  # As it is read from a file, where it has no tuples.
     steps = [(max(0, start - record), weights) for start, weights in steps]
     current = max(i for i, (start, _) in enumerate(steps) if start == 0)
     return blocks_of(steps[current:], left_of(now, standings), now.mode)

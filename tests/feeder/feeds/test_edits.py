@@ -448,6 +448,21 @@ EDITS: dict[str, tuple[list[str], Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [(["--seed", "9"], {"seed": 9}), (["--batch-size", "7"], {"batch_size": 7})],
+)
+def test_a_file_of_one_source_is_edited_too(flags: Any, settings: Any, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    _, state = read(corpus("web", seed=None), 6, epochs=2)
+    state.write(old)
+    assert main(["edit", str(old), "--output", str(new), "--why", "it", *flags]) == 0
+    told, _ = read(corpus("web", seed=None), None, new, epochs=2, **settings)
+    wanted, _ = read(corpus("web", seed=None), None, state, edit="it", epochs=2, **settings)
+    assert told == wanted
+    assert main(["log", str(new)]) == 0
+
+
 @pytest.mark.parametrize("mode", ["drop", "stop", "repeat"])
 @pytest.mark.parametrize(("flags", "weights", "settings"), EDITS.values(), ids=EDITS.keys())
 def test_a_file_is_edited_as_a_resume_would(
