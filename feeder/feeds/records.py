@@ -60,12 +60,17 @@ class Asked(NamedTuple):
     @classmethod
     def of_feed(cls, config: FeedConfig, dealing: Dealing | None) -> Asked:
         """A stream of a feed, whose batches are dealt out so."""
-        num = len(config.devices)
-        given = math.inf
-        if config.stream.last_round == "drop" and num > 1:
+        num, first = len(config.devices), 0 if dealing is None else dealing.start
+        given, stream = math.inf, config.stream
+        if stream.last_round == "drop" and num > 1:
+            if stream.rounds == "stream":
+                # The number of all, as rounds may begin elsewhere than at 0 since a resume.
+                config = config._replace(stream=stream._replace(last_round="uneven"))
             each = [num_batches(config, device) for device in range(num)]
             given = sum(math.inf if one is None else one for one in each)
-        return cls(config.name, config.stream, num, 0 if dealing is None else dealing.start, given)
+            if stream.rounds == "stream" and given < math.inf:
+                given -= (given - first) % num
+        return cls(config.name, stream, num, first, given)
 
     def queue(self, step: int) -> int:
         """The queue that a batch goes to."""

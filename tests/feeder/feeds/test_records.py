@@ -123,6 +123,55 @@ def test_a_round_that_is_dropped_is_no_step() -> None:
             coordinator["train"].records(2)
 
 
+@pytest.mark.parametrize("was", [1, 2, 3])
+@pytest.mark.parametrize("now", [2, 3, 4])
+@pytest.mark.parametrize("num_rounds", [1, 2])
+def test_the_round_that_is_dropped_is_another_after_a_resume(
+    was: int, now: int, num_rounds: int
+) -> None:
+    settings: Any = {"last_round": "drop"}
+    with make(base(0, 20), ["x"], 2, devices=was, **settings) as coordinator:
+        feed = coordinator["train"]
+        for _ in range(num_rounds):
+            for device in feed.devices:
+                next(feed.on(device))
+        state = coordinator.state_dict()
+    with make(base(0, 20), ["x"], 2, devices=now, resume=state, **settings) as coordinator:
+        feed = coordinator["train"]
+        for row in zip(*map(feed.on, feed.devices), strict=True):
+            for batch in row:
+                last = batch.step
+                numbers = [one.number for (one,) in feed.records(batch.step)]
+                assert numbers == batch["x"].tolist()
+                (seen,) = feed.when("", numbers[0])
+                assert seen[:2] == (batch.step, 0)
+        with pytest.raises(feeder.ConfigError, match="the feed has ended"):
+            feed.records(last + 1)
+
+
+SHUFFLED = base(0, 8).shuffle(seed=1), base(100, 8).shuffle(seed=2)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        sources.mix({"a": (base(0, 8), 1), "b": (base(100, 8), 1)}), SHUFFLED[0].take(6),
+        SHUFFLED[0].repeat(2), sources.mix({"a": (SHUFFLED[0], 1), "b": (SHUFFLED[1], 1)}),
+        base(0, 8).repeat(2), base(0, 8).take(6),
+    ],
+)  # fmt: skip
+def test_what_is_excluded_by_place_is_another_record_in_each_epoch(source: Any) -> None:
+    with make(source.exclude([1, 3]), ["x"], 5, epochs=4) as coordinator:
+        feed = coordinator["train"]
+        came: dict[int, list[tuple[int, int]]] = {}
+        for batch in feed:
+            for row, value in enumerate(batch["x"].tolist()):
+                came.setdefault(value, []).append((batch.step, row))
+        for value, places in came.items():
+            name = "" if source.kind != "mix" else "b" if value >= 100 else "a"
+            assert [(seen.step, seen.row) for seen in feed.when(name, value % 100)] == places
+
+
 @pytest.mark.parametrize("step", [-1, True, 1.0, None])
 def test_a_step_is_a_whole_number(step: Any) -> None:
     with (

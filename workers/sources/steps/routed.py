@@ -21,6 +21,7 @@ from feeder.workers.sources.steps.rows import (
     Step,
     apply,
     as_it_was,
+    is_same_each_epoch,
     leaves_out,
     name_in,
     origins,
@@ -244,13 +245,14 @@ class Routed(Step):
                         yield found
 
     def leaves_out(self, source: str, number: int, call: Call) -> bool:
-        """Whether a record of a source is excluded."""
+        """Whether a record of a source is excluded in all epochs. What is excluded behind a shuffle
+        or a mixture is others in each."""
         for part, records in enumerate(self.parts):
             if (below := self._inside(part, source)) is None:
                 continue
             if leaves_out(records, below, number, self._own(part, call)):
                 return True
-            if isinstance(self.route, Excluding):
+            if isinstance(self.route, Excluding) and is_same_each_epoch(records):
                 places = np.array([*places_of(records, below, number, call)], np.int64)
                 return not self.route.selection.holds(places).any()
         return False

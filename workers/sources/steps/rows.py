@@ -319,9 +319,21 @@ def leaves_out(records: Records, source: str, number: int, call: Call) -> bool:
 def has_inverse(records: Any) -> bool:
     """Whether `places_of` reckons where a record is. DALI's shuffles look at all records."""
     plan = getattr(records, "_plan", None)
-    parts = (*getattr(records, "parts", ()), *filter(None, [getattr(records, "records", None)]))
     walks = plan is not None and plan.order == "dali" and not plan.in_sequence
-    return not walks and all(map(has_inverse, parts))
+    return not walks and all(map(has_inverse, _below(records)))
+
+
+def is_same_each_epoch(records: Any) -> bool:
+    """Whether each epoch has the same records in the same places: it is neither shuffled nor
+    mixed."""
+    plan = getattr(records, "_plan", None)
+    mixes = hasattr(getattr(records, "route", None), "counts_of")
+    is_in_sequence = plan is None or plan.in_sequence
+    return is_in_sequence and not mixes and all(map(is_same_each_epoch, _below(records)))
+
+
+def _below(records: Any) -> tuple[Any, ...]:
+    return (*getattr(records, "parts", ()), *filter(None, [getattr(records, "records", None)]))
 
 
 def sizes_of(records: Records) -> dict[str, int]:
