@@ -56,6 +56,9 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigError("--why is empty, expected a text")
     if os.path.lexists(arguments.output):
         raise ConfigError(f"{arguments.output!r} is there already: give the name of a new file")
+    weights = dict(arguments.weight)
+    if len(weights) < len(arguments.weight):
+        raise ConfigError("--weight names a source twice")
     position = position_in(arguments)
     meant = feed_in(position, arguments.feed)
     sizes = {
@@ -64,12 +67,16 @@ def main(arguments: argparse.Namespace) -> int:
         if (rows := getattr(arguments, size)) is not None
     }
     states = [
-        edited(
-            state, arguments.why, weights=dict(arguments.weight), sizes=sizes, seed=arguments.seed
-        )
+        edited(state, arguments.why, weights=weights, sizes=sizes, seed=arguments.seed)
         if state is meant
         else state
         for state in position.states
     ]
-    Snapshot(tuple(states)).write(arguments.output)
+    try:
+        Snapshot(tuple(states)).write(arguments.output)
+    except OverflowError as error:
+        raise ConfigError(
+            f"the edit of feed {meant.name!r} has a number of more than 64 bits: weights that lie "
+            "too far apart, or too large a size"
+        ) from error
     return 0

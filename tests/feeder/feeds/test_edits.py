@@ -493,6 +493,14 @@ NOT_IN_A_FILE: dict[str, tuple[Any, dict[str, Any], list[str], str]] = {
     "no mixture": (corpus("web"), {}, ["--weight", "web=1"], "is no mixture"),
     "some weights": (mixed(web=1, code=1), {}, ["--weight", "web=1"], "give one for each"),
     "none": (mixed(web=1), {}, ["--weight", "web=0"], "every weight of feed 'train' is 0"),
+    "twice": (
+        mixed(web=1), {}, ["--weight", "web=1", "--weight", "web=2"], "names a source twice",
+    ),
+    "far apart": (
+        mixed(web=1, code=1), {}, ["--weight", "web=1e30", "--weight", "code=1"],
+        "more than 64 bits",
+    ),
+    "too large": (corpus("web"), {}, ["--batch-size", str(2**64)], "more than 64 bits"),
     "the other size": (corpus("web"), {}, ["--global-batch-size", "8"], "but batch_size 4"),
     "schedule": (
         mixed("drop", [(40, {"web": 1})], web=1, code=1), {}, ["--seed", "3"], "has a schedule",
