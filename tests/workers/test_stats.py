@@ -279,6 +279,7 @@ def test_the_age_of_the_position_is_that_of_the_last_question(
         for ask in (feed.state_dict, coordinator.snapshot, coordinator.state_dict):
             old = asked_at(coordinator)
             clock.set_ahead(5.0)
+            assert asked_at(coordinator) == pytest.approx(old)
             ask()
             assert asked_at(coordinator) >= old + 4.9
 

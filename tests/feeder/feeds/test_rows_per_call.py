@@ -25,8 +25,8 @@ END = 20
 
 
 def make(fetch: Callable[[Call], Any], **settings: Any) -> Coordinator:
-    plain = {
-        "batch_size": 4, "rows_per_call": 2, "num_worker_threads": 1, "timeout": 10.0,
+    plain: dict[str, Any] = {
+        "batch_size": 4, "rows_per_call": 2, "num_threads": 1, "timeout": 10.0,
         "coordinator": Coordinator(),
     }  # fmt: skip
     names = settings.pop("input_blob_names", ["x"])
@@ -115,6 +115,26 @@ def test_a_call_that_gives_another_number_of_rows_is_named(
             got += batch["x"].tolist()
     assert got == WHOLE[:12]
     assert e.value.call == 7
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+@pytest.mark.parametrize("counts", [[3, 4], [4, 4, 3, 4], [3, 0], [4, 1, 1]])
+def test_only_the_last_call_of_an_epoch_gives_fewer_rows(
+    counts: list[int], num_threads: int
+) -> None:
+    """Also if each call is made only when its rows are asked for, and so merged by itself."""
+
+    def fetch(call: Call) -> Any:
+        if call.index >= len(counts):
+            raise StopIteration
+        return [np.full(counts[call.index], call.index)]
+
+    short = next(i for i, num in enumerate(counts) if num < 4)
+    with (
+        make(fetch, rows_per_call=4, num_threads=num_threads) as coordinator,
+        pytest.raises(feeder.ChunkError, match=rf"call {short}: chunk has {counts[short]} rows"),
+    ):
+        list(coordinator["train"])
 
 
 @both

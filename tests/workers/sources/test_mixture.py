@@ -243,6 +243,16 @@ def test_sources_may_have_shards(mode: str, data: st.DataObject) -> None:
         )
 
 
+@pytest.mark.parametrize("shard_id", [0, 1, 2])
+def test_a_mixture_of_shards_stops_after_what_each_of_them_has(shard_id: int) -> None:
+    """Or its epochs would differ in size with the shard."""
+    parts = {"a": numbers(0, 10).shard(shard_id, 3), "b": numbers(1000, 8).shard(shard_id, 3)}
+    mixture = mix({name: (part, 1) for name, part in parts.items()}, on_exhausted="stop")
+    for epoch in range(3):
+        first, other = 10 * ((shard_id + epoch) % 3) // 3, 8 * ((shard_id + epoch) % 3) // 3
+        assert rows_of(mixture, epoch) == [first, 1000 + other, first + 1, 1001 + other]
+
+
 @pytest.mark.parametrize("rare", [1e-4, 1e-5, 1e-6])
 def test_a_rare_source_is_not_raised(rare: float) -> None:
     mixture = of({"a": 200, "b": 200}, {"a": 1 - rare, "b": rare}, on_exhausted="repeat")
