@@ -528,6 +528,22 @@ FOLLOWED: dict[str, Callable[[Mixture], Any]] = {
 }
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_epoch_of_shards_has_the_blocks_of_its_own_format(is_first: bool) -> None:
+    sizes, weights = {"a": 901, "b": 907, "c": 5}, {"a": 1, "b": 2**0.5, "c": 1e-4}
+
+    def blocks(parts: dict[str, Any]) -> Any:
+        mixture = mix({k: (part, weights[k]) for k, part in parts.items()}, on_exhausted="drop")
+        made = mixture.as_it_was() if is_first else mixture
+        return made.records.route
+
+    route = blocks({name: numbers(0, num).shard(0, 2) for name, num in sizes.items()})
+    for epoch in range(2):
+        alone = blocks({name: numbers(0, (num + epoch) // 2) for name, num in sizes.items()})
+        assert route.at(epoch).segments == alone.segments
+    assert (len(route.at(0).segments) == 2) == is_first
+
+
 @pytest.mark.parametrize("follows", FOLLOWED)
 @pytest.mark.parametrize("mode", ["drop", "repeat"])
 def test_a_position_of_the_first_format_goes_on_with_its_blocks(mode: Any, follows: str) -> None:

@@ -286,6 +286,23 @@ def test_shards_as_options_are_those_of_the_step(bound: int | None) -> None:
         assert rows_of(shard, 0) == rows_of(whole.shard(i, 3), 0)
 
 
+@pytest.mark.parametrize("num_shards", [3, 4, 7])
+def test_windows_of_changing_proportions_are_dealt_in_turn(num_shards: int) -> None:
+    parts = {"a": (numbers(0, 200), 9), "b": (numbers(1000, 201), 1)}
+    source = mix(parts, [(150, {"a": 1, "b": 9})], on_exhausted="drop")
+    (chunk,) = epoch_of(source, 401, 0)
+    windows = [arrays(chunk[0][at : at + 5]).map(a_document) for at in range(0, 401, 5)]
+    rows = [rows_of(pack(one, 8, 5), 0) for one in windows]
+    bounds = [len(rows) * i // num_shards for i in range(num_shards + 1)]
+    # Shards are as long as stretches would be: the longer ones have the first turns.
+    sizes = np.diff(bounds)
+    turns = np.argsort(-sizes, kind="stable").tolist()
+    for i in range(num_shards):
+        shard = pack(source.map(a_document), 8, 5, shard_id=i, num_shards=num_shards)
+        mine = rows[turns.index(i) :: num_shards]
+        assert len(mine) == sizes[i] and rows_of(shard, 0) == [*chain(*mine)]
+
+
 def naive_documents(docs: list[Any], size: int, long: str, bos: Any, eos: Any) -> list[Any]:
     """Tokens, whether they count, weight and number of the document, of each piece."""
     made = []
