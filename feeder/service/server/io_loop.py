@@ -181,7 +181,7 @@ class ServerLoop:
         # which are answered once those have lost their queues.
         self._gone: dict[Peer, None] = {}
         self._questions: list[tuple[Peer, say.Open | say.Look, GuardedPeer]] = []
-        self._num_late = 0
+        self._num_late = 0  # Turns in a row in which not all had been read.
         self._tell_at = time.monotonic() + _TELL_S
         self._expires_at = math.inf
         self._poller = zmq.Poller()
@@ -266,7 +266,7 @@ class ServerLoop:
         if not self._gone:
             questions, self._questions = self._questions, []
             for peer, message, guarded in questions:
-                self._take(peer, lambda: self._greet(peer, message, guarded))  # noqa: B023
+                self._take(self._greet, peer, message, guarded)
 
     def _timeout(self) -> int:
         if self._gone:
@@ -309,11 +309,12 @@ class ServerLoop:
     def _receive(self, number: int, listener: Listener) -> None:
         for identity, frame, _, num in listener.reader.read_messages():
             peer = Peer(number, identity)
-            self._take(peer, lambda: self._handle(peer, frame, num))  # noqa: B023
+            self._take(self._handle, peer, frame, num)
 
-    def _take(self, peer: Peer, handle: Callable[[], None]) -> None:
+    def _take(self, handle: Callable[..., None], peer: Peer, *said: Any) -> None:
+        """Handle what a peer has said; an error is the peer's."""
         try:
-            handle()
+            handle(peer, *said)
         except FeedError as error:
             self._refuse(peer, error)
         except Exception as error:
