@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,3 +84,28 @@ def test_a_token_is_as_large_as_messages_and_checkpoints_allow() -> None:
         cut(most + 1).token()
     with pytest.raises(SnapshotFormatError, match="a body of 65537 bytes"):
         ID.decode(token + b"-", None)
+
+
+WHOLE = Position(0, 1, (True, True), (3, 4), (3, 4), (None, None))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    (
+        {"turn": 2},
+        {"rows": (3,)},
+        {"marks": (None,) * 3},
+        {"live": (False, False)},
+        {"live": (True, True, True)},
+    ),
+    ids=str,
+)
+def test_a_position_that_does_not_fit_together_is_refused(changes: dict[str, Any]) -> None:
+    """Its sum is right, as of a token that other code has written."""
+    cut = Cut(
+        epoch=0, index=0, step=0, finished=False, position=WHOLE, leftover=None, encode=ID.encode
+    )
+    assert ID.decode(cut.token(), None).position == WHOLE
+    wrong = replace(cut, position=WHOLE._replace(**changes))
+    with pytest.raises(SnapshotFormatError, match="expected as much of each partition"):
+        ID.decode(wrong.token(), None)
