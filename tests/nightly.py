@@ -65,6 +65,9 @@ CAMPAIGNS = {
     "soak": Campaign(
         "reconnects again and again, and sees that nothing grows",
         "chaos.campaign", "--soak 50000 --seed {seed}", 30),
+    "crowds": Campaign(
+        "has 300 consumers leave a server beside busy loops",
+        "chaos.campaign", "--crowds 20 --seed {seed}", 60),
     "planted": Campaign(
         "plants bugs in copies of the project, which named tests catch; exhaustive: takes no seed",
         "planted.plant", "", 60),

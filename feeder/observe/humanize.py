@@ -1,6 +1,8 @@
-"""Seconds and bytes as people read them: three digits, in the unit that fits."""
+"""Figures and lists as people read them: three digits in the unit that fits, the first names."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 def duration(seconds: float) -> str:
@@ -18,3 +20,10 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000.0
     return f"{num_bytes:.3g} GB" if num_bytes < 999.5 else f"{num_bytes:.0f} GB"
+
+
+def some(names: Iterable[str], separator: str) -> str:
+    """The first ten names, and how many more there are: a line of a log or a page that tells all of
+    4,096 queues hides what it says."""
+    first, others = (names := list(names))[:10], len(names) - 10
+    return separator.join(first + [f"and {others} more"] * (others > 0))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feeder.observe.figures import FeedFigures
-from feeder.observe.humanize import duration, size
+from feeder.observe.humanize import duration, size, some
 from feeder.observe.interval import Interval, QueuePart, WorkerPart
 
 KINDS = (
@@ -107,7 +107,7 @@ def _waiting(interval: Interval) -> Verdict | None:
         if not missing:
             return None
     if missing:
-        named = ", ".join(queue.name for queue in missing)
+        named = some((queue.name for queue in missing), ", ")
         return Verdict(
             kind="waiting",
             why=f"for a consumer on queue {named}",

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from chaos.actors import strike_actors
 from chaos.crew import Crew, Wrong
+from chaos.crowd import crowds
 from chaos.executors import Legs, run_legs
 from chaos.faults import BLOWS, TRANSPORTS, Fault, Plan, fits
 from chaos.leg import Leg
@@ -122,6 +123,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--actors", type=int, metavar="N", help="instead: kill N Ray actors, nodes and drivers"
     )
+    parser.add_argument(
+        "--crowds", type=int, metavar="N", help="instead: N crowds of consumers, on a busy machine"
+    )
+    parser.add_argument(
+        "--crowd", type=int, default=300, metavar="N", help="how many consumers are a crowd (300)"
+    )
     options = parser.parse_args(arguments)
     if options.soak is not None and options.soak < LEAST:
         parser.error(f"--soak is {options.soak}, expected {LEAST} or more")
@@ -135,6 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     if options.soak is not None:
         return soak(options.soak)
+    if options.crowds is not None:
+        return crowds(options.crowds, options.crowd)
     if options.executors is not None:
         return run_legs(Legs(options.seed), options.executors)
     if options.actors is not None:

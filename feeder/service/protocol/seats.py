@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from feeder.observe.humanize import some
+
 
 def seat_of(queue: int, replica: int, replicas: int) -> int:
     """The seat of one replica of a queue."""
@@ -23,7 +25,7 @@ def seat_name(seat: int, replicas: int) -> str:
 
 
 def seat_names(seats: Iterable[int], replicas: int) -> str:
-    """Several seats in words."""
+    """Several seats in words; of very many the first ones, and how many more there are."""
     if replicas == 1:
-        return f"queue {', '.join(map(str, seats))}"
-    return "; ".join([seat_name(seat, replicas) for seat in seats])
+        return f"queue {some(map(str, seats), ', ')}"
+    return some((seat_name(seat, replicas) for seat in seats), "; ")

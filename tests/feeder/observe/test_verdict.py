@@ -34,6 +34,11 @@ CASES: dict[str, tuple[Any, str, str]] = {
              queues=tuple(map(queue, range(4)))),
         "waiting", "on queue 1, 3",
     ),
+    "most queues without a consumer": (
+        feed(state="waiting", missing=tuple(range(1, 13)), service=service(),
+             queues=tuple(map(queue, range(13)))),
+        "waiting", "on queue 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, and 2 more",
+    ),
     "a replica without a consumer": (
         feed(state="waiting", missing=(1, 2), service=service(),
              queues=tuple(queue(i // 2, replica=i % 2) for i in range(4))),

@@ -8,6 +8,7 @@ import pytest
 
 from feeder.errors import FeedError
 from feeder.service.protocol import membership as ms
+from feeder.service.protocol.seats import seat_names
 
 LEASE_S = 30.0
 
@@ -146,3 +147,16 @@ def test_a_queue_whose_consumer_lives_has_not_ended_whatever_others_say() -> Non
     feed = ms.Membership(2, LEASE_S)
     feed.handle(ms.Asks(0, "one that lives", start=ms.Start(6), rejoins=True, ended=(0, 1)), 0.0)
     assert [member.ended for member in feed.members] == [ms.Ended.NO, ms.Ended.HEARSAY]
+
+
+@pytest.mark.parametrize(
+    ("num", "replicas", "words"),
+    (
+        (2, 1, "queue 0, 1"),
+        (10, 1, "queue 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"),
+        (4096, 1, "queue 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, and 4086 more"),
+        (2, 2, "queue 0, replica 0; queue 0, replica 1"),
+    ),
+)
+def test_seats_in_words(num: int, replicas: int, words: str) -> None:
+    assert seat_names(range(num), replicas) == words
