@@ -6,7 +6,6 @@ left over.
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from benchmarks.harness import Take, Watch, batches, once
 from benchmarks.report import Load
 
 EVERY_S = 0.1
-STATES, SAMPLES = 1000, 10**7
 SIZES = {"small": SMALL.in_chunks_of(50), "vectors": VECTORS.in_chunks_of(240)}
 
 
@@ -50,21 +48,6 @@ def _save(watch: Watch) -> int:
     return 1
 
 
-def _steps(watch: Watch, *, stored: bool) -> int:
-    """Batches of one row; of each the state is taken, as torchft does in every step. Loaders of all
-    frameworks have it from one class."""
-    from feeder.adapters.arrays import ArrayLoader
-
-    with ArrayLoader(range(SAMPLES), 1, shuffle=True) as loader:
-        read = iter(loader)
-        next(read)
-        with watch:
-            for _ in itertools.islice(read, STATES):
-                if stored:
-                    loader.state_dict()
-    return STATES
-
-
 LOAD = Load(
     name="checkpoints",
     about=__doc__,
@@ -78,12 +61,6 @@ LOAD = Load(
             for name, size in SIZES.items()
         ),
         once("save", _save),
-        once("a batch of one row", partial(_steps, stored=False)),
-        once(
-            "a batch of one row and state_dict",
-            partial(_steps, stored=True),
-            of="a batch of one row",
-        ),
     ),
 )
 main = LOAD.main

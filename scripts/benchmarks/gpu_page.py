@@ -1,6 +1,6 @@
 """The figures on the page docs/gpu.md: written from one run of the tests and the benchmark.
 
-None of them is entered by hand. Without a run they are left blank.
+None of them is entered by hand, and none stays of an older run: what was not run is left blank.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import datetime
 import json
 import statistics
 import xml.etree.ElementTree as xml
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.report import figure
 from feeder.cli.gpus import check_cupy, check_path, find_gpus
@@ -22,38 +22,41 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
 BEGIN, END = "<!-- figures: written by scripts/gpu-report -->", "<!-- end of figures -->"
 """What the figures stand between."""
 
-NEVER = """\
-**Never run on a GPU.** No GPU could be had when this was written: what follows from the code and
-from the stand-in is tested, and nothing on this page was measured. Every figure is blank, and stays
-so until somebody runs `scripts/gpu-report`, which fills it in."""
+Found = Mapping[str, Any]
+"""What the benchmark wrote of a row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+def _times_as_fast(found: Found) -> float:
+    return float(found["times as fast"])
+
+
+def _per_second(found: Found) -> float:
+    return 1 / float(statistics.median(sample["wall_s"] for sample in found["samples"]))
+
+
+def _slower_percent(found: Found) -> float:
+    return 100 * (1 / _times_as_fast(found) - 1)
+
+
+def _stalls(found: Found) -> float:
+    return float(statistics.median(s["more"]["stalls"] for s in found["samples"]))
+
+
+class Figure(NamedTuple):
     """What a row of the benchmark tells, and the goal that is asked of it."""
 
     row: str
     asked: float
     at_most: bool = False
-    read: Callable[[dict[str, Any]], float] = lambda found: float(found["times as fast"])
+    read: Callable[[Found], float] = _times_as_fast
 
-    def told(self, found: dict[str, Any]) -> str:
-        """What was measured; bold where it is short of the goal."""
-        value = self.read(found)
+    def told(self, rows: Mapping[str, Found]) -> str:
+        """What was measured, bold if it is short of the goal."""
+        if self.row not in rows:
+            return ""
+        value = self.read(rows[self.row])
         reached = value <= self.asked if self.at_most else value >= self.asked
         return figure(value) if reached else f"**{figure(value)}**"
-
-
-def _per_second(found: dict[str, Any]) -> float:
-    return 1 / float(statistics.median(sample["wall_s"] for sample in found["samples"]))
-
-
-def _slower_percent(found: dict[str, Any]) -> float:
-    return 100 * (1 / float(found["times as fast"]) - 1)
-
-
-def _stalls(found: dict[str, Any]) -> float:
-    return float(statistics.median(sample["more"]["stalls"] for sample in found["samples"]))
 
 
 ROWS: tuple[tuple[str, str, tuple[Figure | str, ...]], ...] = (
@@ -95,88 +98,47 @@ ROWS: tuple[tuple[str, str, tuple[Figure | str, ...]], ...] = (
 """What is asked for, how much, and which rows of the benchmark or which tests tell."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What one run of the tests and the benchmark found."""
-
-    tests: dict[str, str]
-    """Of each test what it found, as it is written."""
-    rows: dict[str, dict[str, Any]]
-    """What the benchmark wrote of each row."""
-    outcome: str
-    """How the tests went, in words."""
-    where: str
-    """The GPU and what drives it."""
-    day: str
-
-
-def read_run(tests: Path, bench: Path, where: str, day: str) -> Run:
-    """Read what a run has written."""
+def read_tests(path: Path) -> tuple[dict[str, str], str]:
+    """Of JUnit's XML: of each test what it found, as it is written; and how all went, in words."""
     found: dict[str, str] = {}
-    for case in xml.parse(tests).getroot().iter("testcase"):
+    counts: Counter[str] = Counter()
+    for case in xml.parse(path).getroot().iter("testcase"):
         name = case.attrib["name"].partition("[")[0]
         bad = [kind for kind in ("failure", "error", "skipped") if case.find(kind) is not None]
+        counts[bad[0] if bad else "passed"] += 1
         if bad or name not in found:
             found[name] = {"skipped": ""}.get(bad[0], "**some**") if bad else "0"
-    rows = json.loads(bench.read_text())["rows"] if bench.exists() else {}
-    return Run(tests=found, rows=rows, outcome=_outcome(tests), where=where, day=day)
+    failed = counts["failure"] + counts["error"]
+    return found, f"{counts['passed']} tests passed, {failed} failed, {counts['skipped']} left out"
 
 
-def _outcome(tests: Path) -> str:
-    suites = list(xml.parse(tests).getroot().iter("testsuite"))
-    counts = {
-        name: sum(int(suite.attrib.get(name, 0)) for suite in suites)
-        for name in ("tests", "failures", "errors", "skipped")
-    }
-    failed = counts["failures"] + counts["errors"]
-    passed = counts["tests"] - failed - counts["skipped"]
-    return f"{passed} tests passed, {failed} failed, {counts['skipped']} left out"
-
-
-def fill(text: str, run: Run | None) -> str:
-    """A page with the figures of a run, or of none."""
+def fill(text: str, tests: Path, bench: Path, run_on: str) -> str:
+    """A page with the figures of a run."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    head = NEVER
-    if run is not None:
-        head = (
-            f"Run on {run.day}: {run.where}. {run.outcome}. Bold figures are short of their goal."
-        )
-    rows = [
-        [what, asked, " / ".join(value for name in names if (value := _told(name, run)))]
-        for what, asked, names in ROWS
-    ]
-    lines = ["| | at least | measured |", "|---|---|---|"]
-    lines += [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows]
-    return before + "\n".join([BEGIN, "", head, "", *lines, "", END]) + after
-
-
-def _told(name: Figure | str, run: Run | None) -> str:
-    """What a run tells of a figure or a test; nothing where it was not there."""
-    if run is None:
-        return ""
-    if isinstance(name, str):
-        return run.tests.get(name, "")
-    return name.told(run.rows[name.row]) if name.row in run.rows else ""
+    found, outcome = read_tests(tests)
+    rows = json.loads(bench.read_text())["rows"] if bench.exists() else {}
+    lines = [f"Run on {run_on}. {outcome}. Bold figures are short of their goal.", ""]
+    lines += ["| | at least | measured |", "|---|---|---|"]
+    for what, asked, names in ROWS:
+        told = [found.get(n, "") if isinstance(n, str) else n.told(rows) for n in names]
+        lines.append(f"| {what} | {asked} | {' / '.join(filter(None, told))} |".replace("  ", " "))
+    return before + "\n".join([BEGIN, "", *lines, "", END]) + after
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page; with --look, say whether there is a GPU to run on."""
     parser = argparse.ArgumentParser(prog="bench gpu_page", description=__doc__)
-    parser.add_argument("--look", action="store_true", help="1 where there is no GPU")
-    parser.add_argument(
-        "--tests", type=Path, metavar="FILE", help="what pytest wrote (JUnit's XML)"
-    )
+    parser.add_argument("--look", action="store_true", help="write nothing; 1 without a GPU")
+    parser.add_argument("--tests", type=Path, metavar="FILE", help="JUnit's XML of pytest")
     parser.add_argument("--bench", type=Path, metavar="FILE", help="what `bench gpu --json` wrote")
     options = parser.parse_args(arguments)
     drivers = find_gpus()
     if options.look:
         print(check_cupy())
         return 0 if drivers else 1
-    run = None
-    if options.tests is not None:
-        name, num_bytes = drivers[0].name_and_bytes()
-        where = f"{name}, {num_bytes / 2**30:.0f} GiB; {check_cupy().text}; {check_path().text}"
-        run = read_run(options.tests, options.bench, where, datetime.date.today().isoformat())
-    PAGE.write_text(fill(PAGE.read_text(), run))
+    name, num_bytes = drivers[0].name_and_bytes()
+    where = f"{name}, {num_bytes / 2**30:.0f} GiB; {check_cupy().text}; {check_path().text}"
+    run_on = f"{datetime.date.today().isoformat()}: {where}"
+    PAGE.write_text(fill(PAGE.read_text(), options.tests, options.bench, run_on))
     return 0

@@ -55,21 +55,13 @@ def rows(names: Sequence[str] = LOADS) -> dict[str, Row]:
 
 @contextmanager
 def exported(revision: str) -> Iterator[Path]:
-    """The package as it was at a commit, in a folder of its own."""
+    """The project as it was at a commit, in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="feeder-pair-") as folder:
-        paths = [name for name in ("feeder", "workers") if _holds(revision, name)]
         archive = subprocess.run(
-            ["git", "archive", revision, *paths], cwd=ROOT, check=True, stdout=subprocess.PIPE
+            ["git", "archive", revision], cwd=ROOT, check=True, stdout=subprocess.PIPE
         )
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         yield Path(folder)
-
-
-def _holds(revision: str, name: str) -> bool:
-    found = subprocess.run(
-        ["git", "cat-file", "-e", f"{revision}:{name}"], cwd=ROOT, stderr=subprocess.DEVNULL
-    )
-    return found.returncode == 0
 
 
 def run(row: str, package: Path) -> Cost:

@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,22 @@ TOKENS = 1024
 # ---- data sets
 
 
-class Pictures:
-    """JPEGs, decoded, cropped, resized, flipped and brightened by Pillow."""
+class Samples:
+    """So many samples, made from what is in a folder, with draws or without."""
 
     def __init__(self, folder: Path, samples: int, *, draws: bool) -> None:
-        self._files = sorted(folder.glob("class/*.jpg"))
-        self._samples, self._draws = samples, draws
+        self._folder, self._samples, self._draws = folder, samples, draws
 
     def __len__(self) -> int:
         return self._samples
+
+
+class Pictures(Samples):
+    """JPEGs, decoded, cropped, resized, flipped and brightened by Pillow."""
+
+    @cached_property
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("class/*.jpg"))
 
     def __getitem__(self, i: int) -> tuple[Any, ...]:
         picture = Image.open(self._files[i % len(self._files)]).convert("RGB")
@@ -65,14 +73,8 @@ class Pictures:
         return tensor.sub_(0.45).div_(0.225), i
 
 
-class Text:
+class Text(Samples):
     """Lines of words, masked and made numbers, by Python alone."""
-
-    def __init__(self, folder: Path, samples: int, *, draws: bool) -> None:
-        self._samples, self._draws = samples, draws
-
-    def __len__(self) -> int:
-        return self._samples
 
     def __getitem__(self, i: int) -> tuple[Any, ...]:
         words = words_of(i)
@@ -81,34 +83,27 @@ class Text:
         return torch.tensor([NUMBERS.get(word, 0) for word in words]), i
 
 
-class Tokens:
+class Tokens(Samples):
     """Rows of a file of tokens, and the same rows one token later."""
 
-    def __init__(self, folder: Path, samples: int, *, draws: bool) -> None:
-        self._samples, self._file = samples, folder / "tokens.bin"
-        self._tokens: Any = None
-
-    def __len__(self) -> int:
-        return self._samples
+    @cached_property
+    def _tokens(self) -> Any:
+        return np.memmap(self._folder / "tokens.bin", np.uint16, mode="r")
 
     def __getitem__(self, i: int) -> tuple[Any, ...]:
-        if self._tokens is None:
-            self._tokens = np.memmap(self._file, np.uint16, mode="r")
         first = (i * TOKENS) % (len(self._tokens) - TOKENS - 1)
         row = torch.from_numpy(self._tokens[first : first + TOKENS + 1].astype(np.int64))
         return row[:-1], row[1:], i
 
 
-class Tiny:
+class Tiny(Samples):
     """Sixteen numbers and a label, out of tensors in memory."""
 
     def __init__(self, folder: Path, samples: int, *, draws: bool) -> None:
+        super().__init__(folder, samples, draws=draws)
         made = torch.Generator().manual_seed(0)
         self._x = torch.rand((samples, 16), generator=made)
         self._y = torch.randint(10, (samples,), generator=made)
-
-    def __len__(self) -> int:
-        return len(self._x)
 
     def __getitem__(self, i: int) -> tuple[Any, ...]:
         return self._x[i], self._y[i], i

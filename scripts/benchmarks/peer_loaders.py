@@ -17,11 +17,11 @@ SEED = 1
 class Loader:
     """One epoch of a data set, by `iter`."""
 
-    def __init__(self, dataset: Any, batch_size: int, workers: int) -> None:
-        raise NotImplementedError
+    _loader: Any
+    """Made by `__init__(dataset, batch_size, workers)`."""
 
     def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
+        return iter(self._loader)
 
     def close(self) -> None:
         """End its workers, where they do not end with the epoch."""
@@ -35,9 +35,6 @@ class TorchLoader(Loader):
     def __init__(self, dataset: Any, batch_size: int, workers: int) -> None:
         kind = getattr(importlib.import_module(self.module), self.name)
         self._loader = kind(dataset, batch_size, shuffle=True, num_workers=workers)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
 
 
 class StatefulLoader(TorchLoader):
@@ -55,14 +52,10 @@ class GrainLoader(Loader):
         ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
         made = grain.MapDataset.source(dataset).shuffle(SEED).batch(batch_size)
         made = made.to_iter_dataset(ahead)
-        self._iterator = iter(made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers)))
-
-    def __iter__(self) -> Iterator[Any]:
-        iterator: Iterator[Any] = self._iterator
-        return iterator
+        self._loader = iter(made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers)))
 
     def close(self) -> None:
-        self._iterator.close()
+        self._loader.close()
 
 
 class SpdlLoader(Loader):
@@ -73,9 +66,6 @@ class SpdlLoader(Loader):
         self._loader = make(
             dataset, batch_size, shuffle=True, num_workers=workers, in_order=True
         )  # fmt: skip
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
 
 
 class FeederLoader(Loader):
@@ -89,9 +79,6 @@ class FeederLoader(Loader):
 
     def _workers(self, workers: int) -> dict[str, Any]:
         return {"num_workers": workers}
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
 
     def close(self) -> None:
         self._loader.close()

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -168,12 +169,9 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    cpus = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*: (.*)$", cpus.read_text() if cpus.exists() else "", re.M)
+    return named[1] if named else platform.machine()
 
 
 def document_of(

@@ -19,7 +19,7 @@ import zmq
 
 import feeder
 from benchmarks.children import QUEUED_MESSAGES, Child, Process, address_for
-from benchmarks.contenders import COLUMN, beside_busy, copyto, make_coordinator
+from benchmarks.contenders import COLUMN, copyto, make_coordinator
 from benchmarks.fetches import SIZES, SMALL, Array, constant
 from benchmarks.harness import Cost, Row, Settings, Take, Watch, batches, once
 from benchmarks.report import Load
@@ -199,9 +199,6 @@ LOAD = Load(
             batches(name, partial(by_hand, "images", scheme), ours=False)
             for scheme, name in BY_HAND.items()
         ),
-        batches("vectors beside a busy thread",
-                partial(beside_busy, partial(served, "vectors", plane="shared")),
-                of="vectors, shared"),
         once("connect", _connect),
         once("ready", _until_ready),
         Row(name="failover, ipc", measure=partial(_fail_over, "ipc", "shared"),

@@ -16,13 +16,7 @@ import numpy as np
 
 import feeder
 from benchmarks import data
-from benchmarks.contenders import (
-    FEED,
-    feed,
-    first_batch,
-    make_coordinator,
-    stacking_loop,
-)  # fmt: skip
+from benchmarks.contenders import FEED, feed, first_batch, make_coordinator, stacking_loop
 from benchmarks.fetches import Array, Size
 from benchmarks.harness import Row, Take, Watch, batches, once
 from benchmarks.report import Load
