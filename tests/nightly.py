@@ -65,6 +65,9 @@ CAMPAIGNS = {
     "soak": Campaign(
         "reconnects again and again, and sees that nothing grows",
         "chaos.campaign", "--soak 50000 --seed {seed}", 30),
+    "networks": Campaign(
+        "cuts, slows and garbles networks between hosts of its own, which needs root",
+        "chaos.campaign", "--networks 60 --seed {seed}", 60),
     "crowds": Campaign(
         "has 300 consumers leave a server beside busy loops",
         "chaos.campaign", "--crowds 20 --seed {seed}", 60),

@@ -25,6 +25,7 @@ from chaos.crowd import crowds
 from chaos.executors import Legs, run_legs
 from chaos.faults import BLOWS, TRANSPORTS, Fault, Plan, fits
 from chaos.leg import Leg
+from chaos.network_legs import strike_networks
 from chaos.processes import PLANTS, Hang, Watch
 from chaos.soak import LEAST, soak
 from chaos.streams import FORMS
@@ -124,6 +125,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--actors", type=int, metavar="N", help="instead: kill N Ray actors, nodes and drivers"
     )
     parser.add_argument(
+        "--networks", type=int, metavar="N", help="instead: N legs on hosts whose network does harm"
+    )
+    parser.add_argument(
         "--crowds", type=int, metavar="N", help="instead: N crowds of consumers, on a busy machine"
     )
     parser.add_argument(
@@ -142,6 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     if options.soak is not None:
         return soak(options.soak)
+    if options.networks is not None:
+        return strike_networks(options.networks, options.seed)
     if options.crowds is not None:
         return crowds(options.crowds, options.crowd)
     if options.executors is not None:

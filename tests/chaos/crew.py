@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.ledger import Ledger
+from chaos.network import Network
 from chaos.processes import PLANT, Child, Hang, Holds, Watch, members
 from chaos.streams import NUM_QUEUES
 from chaos.trainer import FENCED, HURRY
 from feeder.service.faults import VARIABLE as FAULT
+from feeder.service.net.keys import make_keys
 
 START_S = 10.0
 """How long a process may take to start."""
@@ -38,8 +40,9 @@ class Crew:
 
     def __init__(
         self, watch: Watch, folder: Path, form: str, transport: str, dice: random.Random,
-        plant: str = "",
+        plant: str = "", network: Network | None = None,
     ) -> None:  # fmt: skip
+        """With a network the server is on one of its first two hosts, each trainer on its own."""
         self.watch = watch
         self.folder = folder
         self.form = form
@@ -47,6 +50,16 @@ class Crew:
         self._dice = dice
         self._plant = plant
         self._addresses = addresses(folder, transport, dice)
+        self.network = network
+        self._security: dict[str, object] = {}
+        self._hosts: dict[str, int] = {}
+        if network is not None:
+            port = dice.randrange(20_000, 32_000)
+            self._hosts = {f"tcp://{network.ip(host)}:{port}": host for host in (0, 1)}
+            self._addresses = list(self._hosts)
+            if transport == "curve":
+                make_keys(folder / "keys", "trainers")
+                self._security = {"keys": str(folder / "keys")}
         self._lease_s = dice.choice((0.3, 30.0))
         self._pauses = [dice.uniform(0.003, 0.008) for _ in range(NUM_QUEUES)]
         self._num_kept = [dice.randrange(5) for _ in range(NUM_QUEUES)]
@@ -61,23 +74,52 @@ class Crew:
 
     # ---- starting
 
-    def _start(self, name: str, module: str, settings: dict[str, object], fault: str) -> Child:
+    def _start(
+        self, name: str, module: str, settings: dict[str, object], fault: str, host: int
+    ) -> Child:
         env = {"TMPDIR": str(self.folder), PLANT: self._plant}
+        inside: tuple[str, ...] = ()
+        if self.network is not None:
+            inside = self.network.inside(host)
+            # A host's processes do not see what others have in their runtime folder.
+            own = self.folder / f"host-{host}"
+            own.mkdir(mode=0o700, exist_ok=True)
+            env["XDG_RUNTIME_DIR"] = str(own)
         if fault:
             env[FAULT] = fault
         self.num_starts += 1
         log = self.folder / f"{name.replace(' ', '-')}.log"
         with log.open("a") as file:
             file.write(f"--- start {self.num_starts} {fault}\n")
-        return self.watch.start(name, module, json.dumps(settings), env, log)
+        return self.watch.start(name, module, json.dumps(settings), env, log, inside)
 
-    def start_server(self, fault: str = "") -> Child:
+    def start_server(self, fault: str = "", *, elsewhere: bool | None = None) -> Child:
         """Start the server, mostly where the last one was."""
-        if self._dice.random() < 0.3:
+        if self._dice.random() < 0.3 if elsewhere is None else elsewhere:
             self._addresses.reverse()
-        settings = {"form": self.form, "addresses": self._addresses[:1], "lease_s": self._lease_s}
-        self.server = self._start("server", "chaos.server", settings, fault)
+        settings = {
+            "form": self.form, "addresses": self._addresses[:1], "lease_s": self._lease_s,
+            "security": self._security or {"insecure": self.network is not None},
+        }  # fmt: skip
+        self.server = self._start("server", "chaos.server", settings, fault, self.server_host)
         return self.server
+
+    @property
+    def server_host(self) -> int:
+        """The host of the network that the server is on."""
+        return self._hosts.get(self._addresses[0], 0)
+
+    @staticmethod
+    def trainer_host(queue: int) -> int:
+        """The host of the network that the trainer of a queue is on."""
+        return 2 + queue
+
+    def move_address(self) -> None:
+        """The other host has the server's address from now on."""
+        assert self.network is not None
+        address, old = self._addresses[0], self.server_host
+        self._hosts[address] = 1 - old
+        self.network.move(address.split("/")[2].split(":")[0], old, 1 - old)
 
     def _bring_back(self) -> None:
         """Start the trainers again that were done, to tell the server so: it waits for them where
@@ -95,9 +137,10 @@ class Crew:
             "folder": str(self.folder), "queue": queue, "addresses": sorted(self._addresses),
             "plane": "shared" if self.transport == "shared" else "frames",
             "pause_s": self._pauses[queue], "num_kept": self._num_kept[queue], "start": at,
-            "takeover": takeover,
+            "takeover": takeover, "security": self._security,
         }  # fmt: skip
-        child = self._start(f"trainer {queue}", "chaos.trainer", settings, fault)
+        name, host = f"trainer {queue}", self.trainer_host(queue)
+        child = self._start(name, "chaos.trainer", settings, fault, host)
         self.trainers[queue] = child
         return child
 
@@ -210,7 +253,7 @@ class Crew:
         if server.status:
             raise Wrong(f"the server was stopped and ended with status {server.status}")
         self._bury(server)
-        if self.transport != "tcp" and Path(self._addresses[0].removeprefix("ipc://")).exists():
+        if Path(self._addresses[0].removeprefix("ipc://")).exists():
             raise Wrong(f"the server was stopped and left {self._addresses[0]} behind")
 
     def hurry(self) -> None:

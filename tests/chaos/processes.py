@@ -31,7 +31,11 @@ class Hang(Exception):
 class Child:
     """A Python process that prints words; `Watch` reads them."""
 
-    def __init__(self, name: str, module: str, argument: str, env: Mapping[str, str], log: Path):
+    def __init__(
+        self, name: str, module: str, argument: str, env: Mapping[str, str], log: Path,
+        inside: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`inside`: the words before its command, as of a network namespace."""
         self.name = name
         self.log = log
         self.lines: list[list[str]] = []
@@ -40,7 +44,7 @@ class Child:
         """Whether it has been seen stopped, and was not told to go on since."""
         with log.open("ab") as stderr:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", module, argument], stdin=subprocess.DEVNULL,
+                [*inside, sys.executable, "-m", module, argument], stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=stderr, env=_environment(env),
                 start_new_session=True, bufsize=0,
             )  # fmt: skip
@@ -131,10 +135,11 @@ class Watch:
         self._wakeup.close()
 
     def start(
-        self, name: str, module: str, argument: str, env: Mapping[str, str], log: Path
-    ) -> Child:
+        self, name: str, module: str, argument: str, env: Mapping[str, str], log: Path,
+        inside: Sequence[str] = (),
+    ) -> Child:  # fmt: skip
         """Start a process: `python -m module argument`."""
-        child = Child(name, module, argument, env, log)
+        child = Child(name, module, argument, env, log, inside)
         self.children.append(child)
         self._selector.register(child.stdout, selectors.EVENT_READ, child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.network import is_possible
 from chaos.processes import PLANTS
 from project import ROOT
 
@@ -41,6 +42,14 @@ def run_chaos(folder: Path, *arguments: str) -> tuple[int, str]:
 def test_a_few_kills_change_nothing(campaign: str, tmp_path: Path) -> None:
     status, output = run_chaos(tmp_path, "--seed", "7", *campaign.split())
     assert (status, " 0 failures" in output) == (0, True), output
+
+
+def test_harm_on_the_network_changes_nothing(tmp_path: Path) -> None:
+    status, output = run_chaos(tmp_path, "--networks", "1", "--seed", "2")
+    if is_possible():
+        assert (status, " 0 failures" in output) == (0, True), output
+    else:
+        assert (status, "needs root" in output) == (2, True), output
 
 
 # ---- the campaign itself

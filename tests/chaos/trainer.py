@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Settings:
     start: int | None = None
     """Start, with all others, from the checkpoint after so many batches; else rejoin alone."""
     takeover: bool = False
+    security: dict[str, Any] = field(default_factory=dict)
+    """What `feeder.connect` needs, to be let in."""
 
 
 class Trainer:
@@ -63,6 +65,7 @@ class Trainer:
         with feeder.connect(
             settings.addresses, queue=settings.queue, plane=settings.plane, resume=state or None,
             rejoin=settings.start is None, takeover=settings.takeover, timeout=30.0, hold=2,
+            **settings.security,
         ) as consumer:  # fmt: skip
             first = num
             for batch in consumer:
