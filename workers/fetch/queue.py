@@ -53,8 +53,10 @@ _QUICK_CALLS = 8
 """Of calls of which so many are on a ticket one thread makes all."""
 # Beside each other, threads would wait for the interpreter and for the queue.
 
-_NUM_AHEAD = 4
+_NUM_AHEAD = 16
 """For so many batches more than calls under way fill slots are taken ahead, if these are small."""
+# With 4 a fetcher was woken for each 8 KB or 1 MB batch: 41 us of CPU in process and 74 served, in
+# place of 26 and 47 (2026-11-29).
 
 _AHEAD_SLOT_BYTES = 16 * 1024 * 1024
 
