@@ -69,7 +69,9 @@ def run(num: int) -> float:
         server = watch.start("server", "chaos.crowd", f"{num} {address}", {}, log)
         watch.wait(lambda: server.said("ready"), _HUNG_S, "start of the server")
         found: dict[int, object] = {}
-        crowd = [threading.Thread(target=read, args=(address, i, found)) for i in range(num)]
+        crowd = [
+            threading.Thread(target=read, args=(address, i, found), daemon=True) for i in range(num)
+        ]
         for thread in crowd:
             thread.start()
         for thread in crowd:
