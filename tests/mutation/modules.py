@@ -18,10 +18,13 @@ _ORDERS = (
     "tests/workers/sources/orders",
     "tests/workers/sources/test_source.py",
     "tests/workers/sources/test_steps.py",
+    "tests/workers/sources/test_described.py",
 )
 _MIXED = (
     "tests/workers/sources/test_mixture.py",
     "tests/workers/sources/test_packing.py",
+    "tests/workers/sources/test_described.py",
+    "tests/property/test_asked.py",
 )
 _STATE = ("tests/feeder/state", "tests/conformance/test_golden_files.py")
 _LOADERS = (
