@@ -38,10 +38,10 @@ BLOCK = 1024
 class Bench:
     """A cache, and an object of many blocks that is read through it."""
 
-    def __init__(self, far: FarServer, cache: Blocks, path: str = "b/x") -> None:
-        self.far, self.cache, self.data = far, cache, far.objects[path]
+    def __init__(self, far: FarServer, cache: Blocks) -> None:
+        self.far, self.cache, self.data = far, cache, far.objects["b/x"]
         self.objects = Objects()
-        self.one = self.objects.known(f"{far.address}/{path}")
+        self.one = self.objects.known(f"{far.address}/b/x")
         cache.register([self.one], self.objects)
 
     def check(self, start: int, stop: int) -> None:
