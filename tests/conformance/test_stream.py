@@ -17,6 +17,32 @@ from feeds import CARRIERS, assert_same, drain, expected, note, running
 from fetches import FORMS, make_fetch, make_rows
 
 
+@pytest.mark.parametrize(
+    ("order", "beyond"), (("ticket", "rows"), ("ticket", "error"), ("arrival", "error"))
+)
+def test_what_lies_beyond_the_first_end_of_a_pure_function_is_discarded(
+    order: str, beyond: str
+) -> None:
+    beyond_called = [Event(), Event()]
+
+    def fetch(call: Call) -> Any:
+        if call.index < 5:
+            return make_rows(0, call.epoch, call.index, 3)
+        if call.index == 5:
+            # Calls beyond the end are made first, where there are threads for them.
+            assert beyond_called[call.epoch].wait(10)
+            raise StopIteration
+        beyond_called[call.epoch].set()
+        if beyond == "error":
+            raise IndexError(call.index)
+        return make_rows(1, call.epoch, call.index, 3)
+
+    with running(fetch, epochs=2, order=order, num_threads=3) as (_, feed):
+        ids = [int(row_id) for batch in feed for row_id in batch["id"]]
+    chunks = [make_rows(0, epoch, index, 3) for epoch, index in product(range(2), range(5))]
+    assert sorted(ids) == [row_id for chunk in chunks for row_id in chunk["id"].tolist()]
+
+
 def test_random_numbers_are_keyed_by_seed_epoch_and_index_alone() -> None:
     draws: dict[tuple[int, int, int], int] = {}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import feeder
-from small import WAIT_S, Counted, make
+from small import WAIT_S, Counted, ids, make
 
 
 @pytest.mark.parametrize("pure", [False, True], ids=["fetch(worker_id)", "fetch(call)"])
@@ -57,6 +57,24 @@ def test_no_worker_is_called_for_an_epoch_before_all_have_ended_the_one_before()
         list(coordinator["train"])
     assert [epoch for epoch, _ in seen] == sorted(epoch for epoch, _ in seen)
     assert Counter(seen) == {(epoch, worker): 4 for epoch in range(20) for worker in range(3)}
+
+
+def test_a_worker_is_called_by_one_thread_at_a_time_whatever_their_number() -> None:
+    busy: Counter[int] = Counter()
+    overlaps = []
+
+    class Looking(Counted):
+        def __call__(self, worker_id: int, batch_size: int) -> Any:
+            busy[worker_id] += 1
+            overlaps.append(busy[worker_id])
+            try:
+                return super().__call__(worker_id, batch_size)
+            finally:
+                busy[worker_id] -= 1
+
+    with make(Looking(100), num_worker_threads=2, num_threads=8) as coordinator:
+        assert len(ids(coordinator["train"])) == 600
+    assert set(overlaps) == {1}
 
 
 def test_a_fetch_that_is_asked_in_vain_is_not_asked_at_full_speed() -> None:
