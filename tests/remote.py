@@ -100,17 +100,15 @@ def many(call: Call) -> Any:
 
 
 class HangsOnce:
-    """Hangs for as long as it is told in the first call with some number of all, and not again."""
+    """Hangs in the first call with some number of all, and not again."""
 
-    def __init__(self, mark: Path, number: int, lasts_s: float | None = None) -> None:
-        self.mark = mark
-        self.number = number
-        self.lasts_s = lasts_s
+    def __init__(self, mark: Path, number: int) -> None:
+        self.mark, self.number = mark, number
 
     def __call__(self, call: Call) -> Any:
         number = call.epoch * NUM_CALLS + call.index
         if number >= self.number and once(self.mark):
-            threading.Event().wait(self.lasts_s)
+            threading.Event().wait()
         return rows_of(call)
 
 

@@ -1,4 +1,4 @@
-"""Writing tar shards and TFRecord files for tests."""
+"""Writing tar shards, TFRecord files and tables for tests."""
 
 from __future__ import annotations
 
@@ -77,4 +77,19 @@ def write_tfrecord(path: Path, records: list[bytes], *, is_sealed: bool = False)
         for head, data in zip(heads, records, strict=True)
     )
     path.write_bytes(b"".join(parts))
+    return path
+
+
+def write_table(path: Path, table: Any, rows: int = 1 << 20) -> Path:
+    """Write a table as the ending says: as Parquet, or as a file or a stream of Arrow; so many rows
+    in a row group or a batch."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=rows)
+        return path
+    new = pa.ipc.new_stream if path.suffix == ".stream" else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
     return path

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from feeder import Call, ConfigError, Coordinator, ResumeError, init_data_input_workers, sources
-from needs import needs
 from small import Walk
-from stores import encoded, picture, write_lmdb
 
 NUM_RECORDS = 23
 DALI = {"order": "dali", "random_shuffle": True, "initial_fill": 5, "seed": 3}
@@ -124,54 +122,6 @@ def test_another_reader_is_refused(tmp_path: Path, then: str, now: str) -> None:
             assert next(coordinator["train"]).step == 2
         return
     assert f"source.source: {then!r} then, {now!r} now" in told(READERS[now](tmp_path), position)
-
-
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"seq_len": 4}, "source.seq_len: 5 then, 4 now"),
-        ({"dtype": np.int16}, "source.dtype: '<u2' then, '<i2' now"),
-        ({"stride": 2}, "source.stride: 5 then, 2 now"),
-    ],
-)
-def test_tokens_cut_otherwise_are_refused(
-    tmp_path: Path, changes: dict[str, Any], difference: str
-) -> None:
-    position = position_of(tokens(tmp_path))
-    assert difference in told(tokens(tmp_path, **changes), position)
-
-
-def test_an_lmdb_with_other_keys_is_refused(tmp_path: Path) -> None:
-    datum = b"\x08\x01\x10\x01\x18\x01\x22\x01a\x28\x05\x38\x00"
-    for name, last in (("then", b"9"), ("now", b"8z")):
-        keys = [*(b"%d" % i for i in range(8)), last]
-        write_lmdb(tmp_path / name, dict.fromkeys(keys, datum))
-
-    def source(name: str) -> sources.Source:
-        return sources.caffe_lmdb(tmp_path / name, image_available=False)
-
-    (difference,) = told(source("now"), position_of(source("then")))
-    assert difference.startswith("source.keys: ")
-    with add_feed(source("then"), position_of(source("then"))) as coordinator:
-        assert next(coordinator["train"])["x"].tolist() == [5]
-
-
-def test_a_folder_with_a_renamed_or_new_file_is_refused(tmp_path: Path) -> None:
-    needs("PIL")
-    names = {"input_blob_names": ["image", "label"]}
-    for i in range(9):
-        file = tmp_path / "class" / f"{i}.png"
-        file.parent.mkdir(exist_ok=True)
-        file.write_bytes(encoded(picture(9, 9, i), "PNG"))
-    position = position_of(sources.image_folder(tmp_path), **names)
-    (tmp_path / "class" / "3.png").rename(tmp_path / "class" / "z.png")
-    (difference,) = told(sources.image_folder(tmp_path), position, **names)
-    assert difference.startswith("source.files: ")
-    (tmp_path / "class" / "0.png").unlink()
-    differences = told(sources.image_folder(tmp_path, resize=5), position, **names)
-    assert [text.partition(":")[0] for text in differences] == [
-        "source.size", "source.files", "source.resize",
-    ]  # fmt: skip
 
 
 class Saying:

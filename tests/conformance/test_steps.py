@@ -24,7 +24,7 @@ from feeds import Record, assert_same, deal, note, note_naive, running
 from naive_steps import COMPOSITIONS, Composition
 from needs import needs
 from project import TESTS
-from shards import example, ints, numbered, write_tar, write_tfrecord
+from shards import example, ints, numbered, write_table, write_tar, write_tfrecord
 
 pytestmark = pytest.mark.process
 
@@ -143,18 +143,12 @@ def of_arrow(path: Path) -> Any:
 def _tables(path: Path, kind: str) -> list[Path]:
     needs("pyarrow")
     import pyarrow as pa
-    import pyarrow.feather
-    import pyarrow.parquet
 
-    paths = [path / f"{i}.{kind}" for i in range(2)]
-    for i, one in enumerate(paths):
+    paths = []
+    for i in range(2):
         numbers = list(range(i * 12, i * 12 + 11))
         vectors = pa.array([[n, -n] for n in numbers], pa.list_(pa.int16(), 2))
-        table = pa.table({"x": numbers, "v": vectors})
-        if kind == "arrow":
-            pyarrow.feather.write_feather(table, str(one), "uncompressed", chunksize=4)
-        else:
-            pyarrow.parquet.write_table(table, one, row_group_size=4)
+        paths.append(write_table(path / f"{i}.{kind}", pa.table({"x": numbers, "v": vectors}), 4))
     return paths
 
 

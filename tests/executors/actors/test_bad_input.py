@@ -59,6 +59,10 @@ def test_how_it_is_written(given: Any, made: RayActors) -> None:
         ({"ray": 2, "placement": "near"}, "'spread' or 'pack'"),
         ({"ray": 2, "runtime_env": "pip"}, "runtime_env is 'pip'"),
         ({"ray": 2, "seed_globals": 1}, "seed_globals is 1"),
+        *(
+            ({"ray": 1, "per_actor": n}, "per_actor is .* from 1 to 256")
+            for n in (0, 1.5, "2", 257)
+        ),
     ),
 )
 def test_options_are_checked(given: Any, told: str) -> None:

@@ -6,11 +6,9 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -24,8 +22,7 @@ from feeder.executors.actors import DATA, Actors
 from feeder.executors.pool import Pool
 from feeds import assert_same, deal, drain, expected, note, running
 from fetches import make_fetch
-from lineage import WAIT_S, ends_of, shared_memory
-from project import ROOT, TESTS
+from lineage import ends_of, shared_memory
 from watching import CallsOf
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.process]
@@ -137,38 +134,6 @@ def test_the_campaign_kills_actors_and_drivers_and_finds_nothing(
 def pause() -> None:
     """Have a call last a little: actors come while others work."""
     threading.Event().wait(0.01)
-
-
-def said_by(output: IO[str]) -> list[str]:
-    """What a driver says, among what Ray may say."""
-    line = next(line for line in output if line.startswith("driver: "))
-    return line.split()[1:]
-
-
-@pytest.mark.parametrize("how", ("SIGKILL", "exit"))
-def test_actors_end_with_their_driver(how: str, cluster: Any, tmp_path: Path) -> None:
-    stream = expected(make_fetch("seek", "ragged"), pure=False, epochs=3)
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}", "RAY_ADDRESS": cluster.address}
-    command = [sys.executable, "-m", "executors.actors.driver", str(tmp_path / "token"), how]
-    with subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            num, *pids = map(int, said_by(process.stdout))
-            assert pids
-            # A trainer that ends by itself may have ended them before anybody can look.
-            with ends_of([] if how == "exit" else pids) as ends:
-                if how != "exit":
-                    process.send_signal(signal.Signals[how])
-                process.wait(WAIT_S)
-                ends.wait()
-        finally:
-            process.kill()
-    token = (tmp_path / "token").read_bytes()
-    rest = drain(
-        make_fetch("seek", "ragged"), epochs=3, resume=token, executor=RayActors(1),
-        timeout=TIMEOUT_S,
-    )  # fmt: skip
-    assert_same(rest, stream[num:])
 
 
 def test_a_call_that_hangs_is_made_by_another_one(tmp_path: Path) -> None:

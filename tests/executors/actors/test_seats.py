@@ -13,7 +13,7 @@ import pytest
 import remote
 from executors.actors.test_kills import TIMEOUT_S, actors_of, pool_of
 from executors.actors.test_pool import Fake
-from feeder import ConfigError, RayActors
+from feeder import RayActors
 from feeder.executors.actors import _MOST_UNMADE
 from feeder.executors.lines import Line
 from feeds import assert_same, drain, note, running
@@ -58,14 +58,6 @@ def test_a_process_is_replaced_where_it_was(cluster: Any, caplog: pytest.LogCapt
 
 
 # ---- Without a cluster
-
-
-@pytest.mark.parametrize("given", (0, 1.5, "2", 257))
-def test_how_many_there_may_be(given: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"per_actor is .*, expected a whole number from 1 to 256"
-    ):
-        RayActors(1, per_actor=given)
 
 
 @pytest.mark.process  # of an environment that has Ray

@@ -23,10 +23,19 @@ class Bad(NamedTuple):
     """A chunk that is wrong, and what the user is told about it."""
 
     chunk: Any
-    told: str
+    got: Any
+    expected: Any
     column: str | None = None
-    got: Any = None
-    expected: Any = None
+    what: str = ""
+    """What of the column is another one."""
+    more: str = ""
+
+    @property
+    def told(self) -> str:
+        if self.what == "rows":
+            return f"column {self.column!r} has {self.got} rows, 'image' has {self.expected}"
+        of = "chunk has" if self.column is None else f"column {self.column!r}: {self.what} is"
+        return f"{of} {self.got}, expected {self.expected}{self.more}"
 
 
 def good(worker_id: int, call: int, rows: int = 3) -> tuple[Any, ...]:
@@ -45,72 +54,41 @@ ARRAY = "numpy.ndarray"
 PLAIN = "one without Python objects"
 
 BAD = {
-    "one column too few": Bad(
-        (images(3, 2),), f"chunk has 1 columns, expected {TWO}", None, "1 columns", TWO
-    ),
-    "one column too many": Bad(
-        (images(3, 2), LABELS, LABELS),
-        f"chunk has 3 columns, expected {TWO}", None, "3 columns", TWO,
-    ),
-    "no column": Bad((), f"chunk has 0 columns, expected {TWO}", None, "0 columns", TWO),
+    "one column too few": Bad((images(3, 2),), "1 columns", TWO),
+    "one column too many": Bad((images(3, 2), LABELS, LABELS), "3 columns", TWO),
+    "no column": Bad((), "0 columns", TWO),
     "another name": Bad(
-        {"image": images(3, 2), "lable": LABELS},
-        "chunk has keys ['image', 'lable'], expected ['image', 'label']",
-        None, "keys ['image', 'lable']", ["image", "label"],
+        {"image": images(3, 2), "lable": LABELS}, "keys ['image', 'lable']", ["image", "label"]
     ),
-    "different row counts": Bad(
-        (images(3, 2), np.ones(4, np.int64)),
-        "column 'label' has 4 rows, 'image' has 3", "label", 4, 3,
-    ),
+    "different row counts": Bad((images(3, 2), np.ones(4, np.int64)), 4, 3, "label", "rows"),
     "another dtype": Bad(
-        (images(3, 2).astype(np.float64), LABELS),
-        "column 'image': dtype is float64, expected float32", "image", "float64", "float32",
+        (images(3, 2).astype(np.float64), LABELS), "float64", "float32", "image", "dtype"
     ),
     "another row shape": Bad(
-        (images(3, 5), LABELS),
-        "column 'image': row shape is (5,), expected (2,); where each call pads its own rows, "
-        "dont_rebatch=True makes each call a batch", "image", (5,), (2,),
+        (images(3, 5), LABELS), (5,), (2,), "image", "row shape",
+        "; where each call pads its own rows, dont_rebatch=True makes each call a batch",
     ),
     "another number of axes": Bad(
-        (images(3, 2), np.ones((3, 1), np.int64)),
-        "column 'label': ndim is 2, expected 1", "label", 2, 1,
+        (images(3, 2), np.ones((3, 1), np.int64)), 2, 1, "label", "ndim"
     ),
     "objects": Bad(
-        (images(3, 2), np.array([1, "2", None], object)),
-        f"column 'label': dtype is object, expected {PLAIN}", "label", "object", PLAIN,
+        (images(3, 2), np.array([1, "2", None], object)), "object", PLAIN, "label", "dtype"
     ),
     "objects in a field": Bad(
-        (images(3, 2), np.zeros(3, [("x", object)])),
-        f"column 'label': dtype is [('x', 'O')], expected {PLAIN}",
-        "label", "[('x', 'O')]", PLAIN,
+        (images(3, 2), np.zeros(3, [("x", object)])), "[('x', 'O')]", PLAIN, "label", "dtype"
     ),
-    "None inside": Bad(
-        (None, LABELS), f"column 'image': type is None, expected {ARRAY}", "image", "None", ARRAY
-    ),
+    "None inside": Bad((None, LABELS), "None", ARRAY, "image", "type"),
     "a 0-d array": Bad(
-        (images(3, 2), np.array(3)),
-        "column 'label': ndim is 0, expected at least 1, axis 0 is rows",
-        "label", 0, "at least 1, axis 0 is rows",
+        (images(3, 2), np.array(3)), 0, "at least 1, axis 0 is rows", "label", "ndim"
     ),
-    "a number in a column": Bad(
-        (images(3, 2), 3), f"column 'label': type is int, expected {ARRAY}", "label", "int", ARRAY
-    ),
-    "a list in a column": Bad(
-        ([[1.0, 2.0]] * 3, LABELS),
-        f"column 'image': type is list, expected {ARRAY}", "image", "list", ARRAY,
-    ),
+    "a number in a column": Bad((images(3, 2), 3), "int", ARRAY, "label", "type"),
+    "a list in a column": Bad(([[1.0, 2.0]] * 3, LABELS), "list", ARRAY, "image", "type"),
     "a masked array": Bad(
-        (images(3, 2), np.ma.masked_equal(LABELS, 2)),
-        f"column 'label': type is MaskedArray, expected {ARRAY}", "label", "MaskedArray", ARRAY,
+        (images(3, 2), np.ma.masked_equal(LABELS, 2)), "MaskedArray", ARRAY, "label", "type"
     ),
-    "an array alone": Bad(
-        images(3, 2), f"chunk has type ndarray, expected {WHOLE}", None, "type ndarray", WHOLE
-    ),
-    "a number": Bad(5, f"chunk has type int, expected {WHOLE}", None, "type int", WHOLE),
-    "a generator": Bad(
-        (row for row in ()), f"chunk has type generator, expected {WHOLE}",
-        None, "type generator", WHOLE,
-    ),
+    "an array alone": Bad(images(3, 2), "type ndarray", WHOLE),
+    "a number": Bad(5, "type int", WHOLE),
+    "a generator": Bad((row for row in ()), "type generator", WHOLE),
 }  # fmt: skip
 
 

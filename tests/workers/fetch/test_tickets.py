@@ -419,7 +419,9 @@ def test_rows_kept_beside_their_copies_count_in_the_bound() -> None:
     assert bound.has_room()
     bound.add(0, 0, 4)
     assert not bound.has_room()
-    held = Held(0, 0, 0, 4)
+    held = Held(0, 2, 16, 4)
     bound.hand_out(0, held)
     bound.hand_out(0, held)  # Said again, as after an interrupt.
     assert (bound.has_room(), bound.kept_rows) == (True, 0)
+    bound.add(1, 8)
+    assert (bound.rows, bound.peak_rows, bound.bytes, bound.peak_bytes) == (5, 6, 40, 48)

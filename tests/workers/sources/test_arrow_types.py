@@ -17,6 +17,7 @@ from calls import call
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, arrow, parquet
 from needs import needs
+from shards import write_table
 
 needs("pyarrow")
 
@@ -35,14 +36,6 @@ def dtype_of(kind: Any) -> Any:
     return np.dtype(kind.to_pandas_dtype()) if is_number else None
 
 
-def write(path: Path, table: Any) -> None:
-    if path.suffix == ".parquet":
-        pq.write_table(table, path, row_group_size=2)
-        return
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=2)
-
-
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
 @settings(max_examples=1500 if parts.is_full else 200, deadline=None)
 @given(rng=st.randoms(use_true_random=False), nulls=st.booleans())
@@ -54,7 +47,7 @@ def test_values_are_those_of_pyarrow_or_an_error(
     num = rng.randint(1, 5)
     table = pa.table({"x": pa.array([a_value(rng, kind, 0.3 * nulls) for _ in range(num)], kind)})
     try:
-        write(path, table)
+        write_table(path, table, 2)
         if ending == "parquet":
             table = pq.read_table(path)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
@@ -92,7 +85,7 @@ def test_nulls_are_masked_filled_or_named(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "nulls.parquet"
     rows = [rng.choice([None, a_value(rng, kind, 0)]) for _ in range(rng.randint(1, 7))]
-    write(path, pa.table({"x": pa.array(rows, kind), "n": range(len(rows))}))
+    write_table(path, pa.table({"x": pa.array(rows, kind), "n": range(len(rows))}), 2)
     zero = {pa.string(): "", pa.binary(3): bytes(3), pa.list_(pa.int16()): []}.get(kind, 0)
     fill = 0 if kind == pa.binary(3) else zero
     source = parquet(path, nulls="mask" if as_mask else {"x": fill})
@@ -152,8 +145,8 @@ def test_a_position_depends_on_what_nulls_become(tmp_path: Path) -> None:
 def test_fields_of_structs_are_chosen_by_name(tmp_path: Path) -> None:
     image = [{"bytes": b"ab", "path": None, "at": {"x": i}} for i in range(5)]
     table = pa.table({"label": range(5), "image": image})
-    write(tmp_path / "x.parquet", table)
-    write(tmp_path / "x.arrow", table)
+    write_table(tmp_path / "x.parquet", table)
+    write_table(tmp_path / "x.arrow", table)
     for source in (parquet, arrow):
         path = tmp_path / f"x.{source.__name__}"
         read = source(path, ["image.at.x", "label", "image.bytes"])
@@ -169,7 +162,7 @@ def test_fields_of_structs_are_chosen_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
 def test_two_values_of_one_name_are_refused(ending: str, tmp_path: Path) -> None:
     path, read = tmp_path / f"x.{ending}", parquet if ending == "parquet" else arrow
-    write(path, pa.table({"a": [{"b": 1, "c": {"d": 2}}], "a.b": [10], "a.c": [{"e": 3}]}))
+    write_table(path, pa.table({"a": [{"b": 1, "c": {"d": 2}}], "a.b": [10], "a.c": [{"e": 3}]}))
     with pytest.raises(ConfigError, match=r"x\..*: several values are the column 'a\.b': choose"):
         read(path)
     wanted: dict[str, dict[str, int]] = {
@@ -186,7 +179,7 @@ def test_tensors_have_their_shape(tmp_path: Path) -> None:
         kind = pa.fixed_shape_tensor(pa.int16(), [2, 3], permutation=axes)
         array = pa.ExtensionArray.from_storage(kind, flat)
         for ending, read in (("parquet", parquet), ("arrow", arrow)):
-            write(tmp_path / f"x.{ending}", pa.table({"x": array}))
+            write_table(tmp_path / f"x.{ending}", pa.table({"x": array}))
             column = read(tmp_path / f"x.{ending}")(call(0, 5))["x"]  # type: ignore[call-overload]
             assert column.dtype == np.int16
             assert column.tolist() == array.to_numpy_ndarray().tolist()
@@ -200,7 +193,7 @@ def test_other_types(tmp_path: Path) -> None:
         "runs": pa.RunEndEncodedArray.from_arrays(pa.array([3, 4], pa.int32()), pa.array([5, 7])),
         "nanos": pa.array([1, 2, 3, 4], pa.time64("ns")),
     }
-    write(tmp_path / "x.arrow", pa.table(columns))
+    write_table(tmp_path / "x.arrow", pa.table(columns))
     read = arrow(tmp_path / "x.arrow", ["uuid", "runs"])(call(0, 4))
     assert [uuid.UUID(bytes=row.tobytes()) for row in read["uuid"]] == ids  # type: ignore[call-overload]
     assert read["runs"].tolist() == [5, 5, 5, 7]  # type: ignore[call-overload]
@@ -209,7 +202,7 @@ def test_other_types(tmp_path: Path) -> None:
         RecordError, match=r"x\.arrow', record batch 0, row 0: column 'nanos': Nano"
     ):
         arrow(tmp_path / "x.arrow", ["nanos"]).map(len)(call(0, 1))
-    write(tmp_path / "x.arrow", pa.table({"x": pa.array([pa.MonthDayNano([1, 2, 3])])}))
+    write_table(tmp_path / "x.arrow", pa.table({"x": pa.array([pa.MonthDayNano([1, 2, 3])])}))
     with pytest.raises(
         ConfigError, match=r"x\.arrow', .*column 'x' is month_day_nano_interval, of"
     ):
@@ -221,12 +214,12 @@ def test_other_types(tmp_path: Path) -> None:
 def test_lists_of_which_pyarrow_drops_no_nulls(outer: Any, inner: Any, tmp_path: Path) -> None:
     one = {pa.string_view(): "a", pa.binary_view(): b"longer than twelve"}.get(inner, [1])
     rows = [[one, one], None, [one, None], None, [one, one]]
-    write(tmp_path / "x.arrow", pa.table({"x": pa.array(rows, outer(inner))}))
+    write_table(tmp_path / "x.arrow", pa.table({"x": pa.array(rows, outer(inner))}))
     seen: list[Any] = []
     arrow(tmp_path / "x.arrow").map(lambda row: seen.append(row["x"]) or 0)(call(0, 5))
     assert plain(seen) == plain(rows)
     maps = [{"a": one}, None, {}, {"b": one, "c": None}]
-    write(tmp_path / "x.arrow", pa.table({"x": pa.array(maps, pa.map_(pa.string(), inner))}))
+    write_table(tmp_path / "x.arrow", pa.table({"x": pa.array(maps, pa.map_(pa.string(), inner))}))
     seen.clear()
     arrow(tmp_path / "x.arrow").map(lambda row: seen.append(row["x"]) or 0)(call(0, 4))
     assert plain(seen) == [None if one is None else plain([*one.items()]) for one in maps]
@@ -257,7 +250,7 @@ def test_maps_are_no_arrays(tmp_path: Path) -> None:
         "y": pa.array([[[(1, 2)]]] * 2, pa.list_(kind)),
     }
     for name, column in rows.items():
-        write(tmp_path / "x.parquet", pa.table({name: column}))
+        write_table(tmp_path / "x.parquet", pa.table({name: column}))
         source = parquet(tmp_path / "x.parquet")
         for one in (source, source.filter(lambda row: True), source.pad(1)):
             with pytest.raises(
@@ -283,7 +276,7 @@ def test_a_type_that_pyarrow_has_no_arrays_of_is_named(
     def nulls(num: int, kind: Any) -> Any:
         raise KeyError(22)  # as of intervals, which Python cannot write
 
-    write(tmp_path / "x.arrow", pa.table({"x": [1]}))
+    write_table(tmp_path / "x.arrow", pa.table({"x": [1]}))
     monkeypatch.setattr(pa, "nulls", nulls)
     with pytest.raises(ConfigError, match=r"no arrays of one of the types \['int64'\]"):
         arrow(tmp_path / "x.arrow")

@@ -18,15 +18,13 @@ from feeder.state.fingerprint import fingerprint_digest
 from feeder.workers import sources
 from feeder.workers.sources.stores.offsets import told_of_files
 from needs import needs
-from shards import example, ints, numbered, write_tar, write_tfrecord
+from shards import example, ints, numbered, write_table, write_tar, write_tfrecord
 from small import make as make_feed
 from stores import encoded, picture
 
 needs("pyarrow")
 
 import pyarrow as pa  # noqa: E402
-import pyarrow.feather  # noqa: E402
-import pyarrow.parquet  # noqa: E402
 
 
 def label(record: Any) -> int:
@@ -49,21 +47,16 @@ def lines(path: Path, first: int) -> None:
     path.write_text("".join(f'{{"n": {i}}}\n' for i in range(first, first + 9)))
 
 
-def parquet(path: Path, first: int) -> None:
-    pyarrow.parquet.write_table(pa.table({"n": range(first, first + 9)}), path, row_group_size=4)
-
-
-def arrow(path: Path, first: int) -> None:
-    table = pa.table({"n": range(first, first + 9)})
-    pyarrow.feather.write_feather(table, str(path), "uncompressed", chunksize=4)
+def table(path: Path, first: int) -> None:
+    write_table(path, pa.table({"n": range(first, first + 9)}), 4)
 
 
 KINDS: dict[str, tuple[Callable[[Path, int], None], Callable[[Any], Any]]] = {
     "tar": (tar, lambda paths: sources.webdataset(paths).map(class_of)),
     "tfrecord": (tfrecords, lambda paths: sources.tfrecord(paths).map(label)),
     "jsonl": (lines, lambda paths: sources.jsonl(paths).map(label)),
-    "parquet": (parquet, lambda paths: sources.parquet(paths).map(label)),
-    "arrow": (arrow, lambda paths: sources.arrow(paths).map(label)),
+    "parquet": (table, lambda paths: sources.parquet(paths).map(label)),
+    "arrow": (table, lambda paths: sources.arrow(paths).map(label)),
 }
 
 

@@ -20,6 +20,7 @@ from calls import call
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, arrow, parquet
 from needs import needs
+from shards import write_table
 
 needs("pyarrow")
 
@@ -46,13 +47,7 @@ COLUMNS = {
 
 def write(path: Path, columns: dict[str, Any], damage: dict[int, bytes] | None = None) -> None:
     """Write batches of seven rows, with other bytes at some places."""
-    table = pa.table(columns)
-    if path.suffix == ".parquet":
-        pq.write_table(table, path, row_group_size=7)
-    else:
-        new = pa.ipc.new_stream if path.suffix == ".stream" else pa.ipc.new_file
-        with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
-            writer.write_table(table, max_chunksize=7)
+    write_table(path, pa.table(columns), 7)
     if damage:
         data = bytearray(path.read_bytes())
         for place, octets in damage.items():

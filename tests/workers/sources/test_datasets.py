@@ -66,6 +66,13 @@ def test_samples_that_do_not_fit_each_other(other: Any, message: str) -> None:
         records([(1, 2), other])(call(0, 2))
 
 
+@pytest.mark.parametrize("samples", [[None, None], [0, None]])
+def test_a_sample_that_is_none_is_named(samples: Any) -> None:
+    told = f"sample {samples.index(None)}: sample is None, expected numbers"
+    with pytest.raises(RecordError, match=told):
+        records(samples)(call(0, 2))
+
+
 short_bytes = st.binary(max_size=3)
 short_texts = st.text("a\0é", max_size=3)
 strings = st.one_of(
@@ -244,13 +251,6 @@ def test_an_error_that_passes_is_for_the_feed_if_no_record_is_left_out() -> None
         with pytest.raises(RecordError, match="sample 0: late"):
             source(call(0, 1))
         assert seen[0] == 1
-
-
-@pytest.mark.parametrize("first", [0, None])
-def test_a_sample_that_is_none_is_named(first: Any) -> None:
-    told = f"sample {0 if first is None else 1}: sample is None, expected numbers"
-    with pytest.raises(RecordError, match=told):
-        records([first, None])(call(0, 2))
 
 
 @pytest.mark.parametrize("masked", [np.ma.array([1, 2], mask=[0, 1]), np.ma.masked])

@@ -200,15 +200,6 @@ def test_shards_of_a_mixture_have_its_proportions_at_each_place(data: st.DataObj
             assert all(abs(has[k] - n / num) <= block for k, n in enumerate(told.values()))
 
 
-@pytest.mark.parametrize("mode", ["drop", "stop"])
-def test_each_epoch_begins_with_the_first_records_unless_sources_repeat(mode: Any) -> None:
-    mixture = of({"a": 10, "b": 30}, {"a": 1, "b": 1}, on_exhausted=mode)
-    for epoch in range(3):
-        rows = rows_of(mixture, epoch)
-        assert [row for row in rows if row < 1000] == [*range(10)]
-        assert [row for row in rows if row >= 1000] == [*range(1000, 990 + len(rows))]
-
-
 @pytest.mark.parametrize("mode", ["drop", "repeat"])
 @settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from calls import call, epoch_of
 from feeder.workers.errors import ResumeError
 from feeder.workers.sources import RecordError, Source, arrays
-from feeder.workers.sources.orders.windowed import Window
 from feeder.workers.stream.batch import Call
 
 SHUFFLES: dict[str, dict[str, Any]] = {
@@ -34,24 +33,6 @@ def test_seek_refuses_what_is_no_cursor() -> None:
     source = arrays(np.arange(100), random_shuffle=True, order="dali")
     with pytest.raises(ResumeError, match="cursor has 3 bytes"):
         source.seek(call(0, 10), b"abc")
-
-
-def test_a_cursor_spares_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[int] = []
-    walk = Window.walk
-
-    def counting(window: Window, count: int) -> NDArray[np.int64]:
-        steps.append(count)
-        return walk(window, count)
-
-    monkeypatch.setattr(Window, "walk", counting)
-    made, fresh = (
-        arrays(np.arange(300_000), random_shuffle=True, order="dali", seed=1) for _ in "12"
-    )
-    wanted, cursor = made(call(1000, 256))[0].tolist(), made.cursor(call(999, 256))
-    steps.clear()
-    fresh.seek(call(1000, 256), cursor)
-    assert (fresh(call(1000, 256))[0].tolist(), sum(steps)) == (wanted, 4096)
 
 
 def test_the_feeds_seed_is_taken_where_the_options_name_none() -> None:

@@ -11,15 +11,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import feeder
 import steps
 from calls import call, epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, Source, arrays, nested, records
-from parts import examples
 from small import make as make_feed
 from steps import NUM, numbers
 
@@ -62,20 +59,6 @@ def test_a_step_is_what_plain_python_makes(name: str) -> None:
     make, naive = NAIVE[name]
     for epoch, batch_size in product(range(2), (1, 5)):
         assert rows_of(make(), epoch, batch_size) == naive(epoch)
-
-
-# ---- laws
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(st.integers(1, 200), st.integers(1, 60), st.integers(0, 3), st.integers(0, 9))
-def test_windows_of_a_shuffle_stay_together(num: int, window: int, epoch: int, seed: int) -> None:
-    source = numbers(num=num).shuffle(seed, window)
-    order = rows_of(source, epoch, 7)
-    assert sorted(order) == list(range(num))
-    blocks = [row // window for row in order]
-    runs = [b for i, b in enumerate(blocks) if i == 0 or blocks[i - 1] != b]
-    assert len(runs) == len(set(runs)) == -(-num // window)
 
 
 # ---- rows of different lengths

@@ -18,11 +18,11 @@ from feeder.workers.sources import RecordError, arrow, parquet, tables
 from feeder.workers.sources.stores.arrow_columns import to_columns, value_of
 from feeder.workers.sources.stores.kept import Kept
 from needs import needs
+from shards import write_table
 
 needs("pyarrow")
 
 import pyarrow as pa  # noqa: E402
-import pyarrow.feather  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 NUM = 50
@@ -48,23 +48,19 @@ def table(start: int = 0, stop: int = NUM) -> Any:
 FIXED = ["n", "x", "b", "v", "s"]
 
 
-def write_parquet(folder: Path, ends: tuple[int, ...] = (23, NUM)) -> list[Path]:
-    files = []
-    for i, (start, stop) in enumerate(zip((0, *ends), ends, strict=False)):
-        files.append(folder / f"{i}.parquet")
-        pq.write_table(table(start, stop), files[-1], row_group_size=10)
-    return files
+def write_parquet(folder: Path) -> list[Path]:
+    return [
+        write_table(folder / "0.parquet", table(0, 23), 10),
+        write_table(folder / "1.parquet", table(23, NUM), 10),
+    ]
 
 
 def write_arrow(folder: Path) -> list[Path]:
-    pyarrow.feather.write_feather(
-        table(0, 23), str(folder / "0.arrow"), compression="uncompressed", chunksize=10
-    )
-    with pa.OSFile(str(folder / "1.arrow"), "wb") as file, pa.ipc.new_stream(
-        file, table().schema
-    ) as stream:  # fmt: skip
-        stream.write_table(table(23, NUM), max_chunksize=10)
-    return [folder / "0.arrow", folder / "1.arrow"]
+    """A file and a stream."""
+    return [
+        write_table(folder / "0.arrow", table(0, 23), 10),
+        write_table(folder / "1.stream", table(23, NUM), 10),
+    ]
 
 
 STORES: dict[str, tuple[Callable[[Path], Any], Callable[..., Any]]] = {
@@ -287,14 +283,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         parquet(path, "n")
     with pytest.raises(ConfigError, match="row_group_cache is 0"):
         parquet(path, row_group_cache=0)
-
-
-def write_table(path: Path, made: Any) -> None:
-    if path.suffix == ".parquet":
-        pq.write_table(made, path)
-        return
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, made.schema) as writer:
-        writer.write_table(made)
 
 
 @pytest.mark.parametrize("read", [parquet, arrow])

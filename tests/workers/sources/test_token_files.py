@@ -120,10 +120,15 @@ def test_a_header_that_says_something_else(tmp_path: Path) -> None:
         tokens(tmp_path / "a.npy", 2, "u2", offset=-1)
 
 
-def test_a_position_depends_on_where_tokens_begin(tmp_path: Path) -> None:
+def test_a_position_depends_on_how_tokens_are_cut(tmp_path: Path) -> None:
     np.arange(20, dtype="u2").tofile(tmp_path / "a.bin")
-    made = [tokens(tmp_path / "a.bin", 2, "u2", offset=n).describe() for n in (None, 0, 2)]
-    assert made[0] == made[1] and made[2]["offset"] == 2
+    given: list[tuple[int, str, dict[str, Any]]] = [
+        (2, "u2", {}), (3, "u2", {}), (2, "i2", {}), (2, "u2", {"stride": 1}),
+        (2, "u2", {"offset": 2}),
+    ]  # fmt: skip
+    made = [tokens(tmp_path / "a.bin", n, dtype, **more).describe() for n, dtype, more in given]
+    assert len({str(one) for one in made}) == 5 and made[-1]["offset"] == 2
+    assert tokens(tmp_path / "a.bin", 2, "u2", offset=0).describe() == made[0]
 
 
 def test_many_files_hold_few_descriptors(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -70,25 +71,20 @@ def feed_them(kind: Callable[[Any], Any], width: int, batch_size: int) -> list[N
         return [batch["x"].copy() for batch in coordinator["train"]]
 
 
-def assert_arrived(got: list[NDArray[Any]], kind: Callable[[Any], Any], width: int) -> None:
-    wanted = np.concatenate([kind(values(index, width)) for index in range(CALLS)])
+FEW = ("plain", "every second column", "Fortran order", "big-endian", "read-only")
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "batch_size"),
+    [*product(KINDS, ["tiny"], [1, 4, 6, 17]), *product(FEW, ["middle", "large"], [4])],
+)
+def test_rows_of_every_kind_arrive(kind: str, size: str, batch_size: int) -> None:
+    make_rows, width = KINDS[kind], SIZES[size]
+    got = feed_them(make_rows, width, batch_size)
+    wanted = np.concatenate([make_rows(values(index, width)) for index in range(CALLS)])
     assert got[0].dtype == wanted.dtype.newbyteorder("=")
     assert got[0].dtype.isnative
     assert np.array_equal(np.concatenate(got), wanted)
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 6, 17], ids=lambda size: f"batches of {size}")
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_small_rows_of_every_kind_arrive(kind: Callable[[Any], Any], batch_size: int) -> None:
-    assert_arrived(feed_them(kind, SIZES["tiny"], batch_size), kind, SIZES["tiny"])
-
-
-@pytest.mark.parametrize("width", [SIZES["middle"], SIZES["large"]], ids=["middle", "large"])
-@pytest.mark.parametrize(
-    "kind", ["plain", "every second column", "Fortran order", "big-endian", "read-only"]
-)
-def test_large_rows_arrive(kind: str, width: int) -> None:
-    assert_arrived(feed_them(KINDS[kind], width, 4), KINDS[kind], width)
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (), (3, 1, 2)], ids=str)

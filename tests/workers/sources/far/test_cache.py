@@ -25,8 +25,9 @@ from feeder.workers.sources.far import blocks as module
 from feeder.workers.sources.far import objects as objects_module
 from feeder.workers.sources.far.blocks import BLOCK_BYTES, Blocks, blocks_of_this_process
 from feeder.workers.sources.far.folder import Folder
-from feeder.workers.sources.far.objects import Known, Objects
+from feeder.workers.sources.far.objects import Objects
 from feeder.workers.sources.far.paths import FarFile, FarPath
+from small import Aside
 
 pytestmark = pytest.mark.foreign_sockets
 
@@ -34,62 +35,75 @@ NUM_BLOCKS = 40
 BLOCK = 1024
 
 
+class Bench:
+    """A cache, and an object of many blocks that is read through it."""
+
+    def __init__(self, far: FarServer, cache: Blocks) -> None:
+        self.far, self.cache, self.data = far, cache, far.objects["b/x"]
+        self.objects = Objects()
+        self.one = self.objects.known(f"{far.address}/b/x")
+        cache.register([self.one], self.objects)
+
+    def check(self, start: int, stop: int) -> None:
+        """What is read is what the object has there."""
+        assert self.cache.read(self.one, start, stop) == self.data[start:stop]
+
+    def foresee(self, *numbers: int, reader: str = "me") -> None:
+        """Each of these blocks is for a step of its own."""
+        for number in numbers:
+            span = (self.one, number * BLOCK, (number + 1) * BLOCK)
+            self.cache.foresee(reader, [span])
+
+    def files(self) -> list[Path]:
+        """Of the blocks that lie in the folder."""
+        return [*Path(self.cache.path).glob("blocks/??/*")]
+
+
 @pytest.fixture
-def known(far: FarServer, monkeypatch: pytest.MonkeyPatch) -> tuple[Objects, Known]:
-    """An object of many blocks."""
+def small(far: FarServer, monkeypatch: pytest.MonkeyPatch) -> FarServer:
+    """A store with an object of many blocks."""
     monkeypatch.setattr(module, "BLOCK_BYTES", BLOCK)
     far.objects["b/x"] = os.urandom(BLOCK * NUM_BLOCKS - 10)
-    objects = Objects()
-    return objects, objects.known(f"{far.address}/b/x")
+    return far
 
 
 @pytest.fixture
-def cache(tmp_path: Path, known: tuple[Objects, Known]) -> Iterator[Blocks]:
-    made = Blocks(str(tmp_path / "cache"), 32 * 8192)
-    made.register([known[1]], known[0])
+def bench(tmp_path: Path, small: FarServer) -> Iterator[Bench]:
+    made = Bench(small, Blocks(str(tmp_path / "cache"), 32 * 8192))
     yield made
-    made.close()
+    made.cache.close()
 
 
-def test_blocks_that_lie_together_are_one_request(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
-) -> None:
-    one, data = known[1], far.objects["b/x"]
-    assert cache.read(one, 10, 20) == data[10:20]
-    assert cache.read(one, 1000, 9 * BLOCK) == data[1000 : 9 * BLOCK]
-    assert cache.read(one, BLOCK * (NUM_BLOCKS - 1), 10**9) == data[BLOCK * (NUM_BLOCKS - 1) :]
-    assert cache.read(one, 10**9, 10**9 + 5) == b""
+def test_blocks_that_lie_together_are_one_request(bench: Bench) -> None:
     end = NUM_BLOCKS * BLOCK - 10
-    assert [span for _, span in far.asked] == [
+    bench.check(10, 20)
+    bench.check(1000, 9 * BLOCK)
+    bench.check(BLOCK * (NUM_BLOCKS - 1), 10**9)
+    bench.check(10**9, 10**9 + 5)
+    assert [span for _, span in bench.far.asked] == [
         (0, BLOCK), (BLOCK, 9 * BLOCK), ((NUM_BLOCKS - 1) * BLOCK, end)
     ]  # fmt: skip
-    assert cache.read(one, 0, 9 * BLOCK) == data[: 9 * BLOCK]
-    assert len(far.asked) == 3
-    stats = cache.stats()
+    bench.check(0, 9 * BLOCK)
+    assert len(bench.far.asked) == 3
+    stats = bench.cache.stats()
     assert (stats["requests"], stats["bytes"], stats["coming"]) == (3, 9 * BLOCK + end % BLOCK, 0)
 
 
-def test_what_is_foreseen_is_brought_in_few_requests_before_it_is_read(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
-) -> None:
-    one, data = known[1], far.objects["b/x"]
+def test_what_is_foreseen_is_brought_in_few_requests_before_it_is_read(bench: Bench) -> None:
+    bench.foresee(*range(NUM_BLOCKS // 2))
     for number in range(NUM_BLOCKS // 2):
-        cache.foresee("me", [(one, number * BLOCK, (number + 1) * BLOCK)])
-    for number in range(NUM_BLOCKS // 2):
-        cache.enter("me", number)
-        part = slice(number * BLOCK, (number + 1) * BLOCK)
-        assert cache.read(one, part.start, part.stop) == data[part]
-        cache.leave("me", [number])
-    cache.close()
+        bench.cache.enter("me", number)
+        bench.check(number * BLOCK, (number + 1) * BLOCK)
+        bench.cache.leave("me", [number])
+    bench.cache.close()
     # 8 KiB of room for each; a quarter of the room is 8 blocks ahead. The first come one by one.
-    assert cache.stats()["bytes"] == BLOCK * NUM_BLOCKS // 2
-    assert len(far.asked) <= 10
+    assert bench.cache.stats()["bytes"] == BLOCK * NUM_BLOCKS // 2
+    assert len(bench.far.asked) <= 10
 
 
 def test_a_process_that_may_have_no_more_threads_reads_what_is_right(
-    cache: Blocks, known: tuple[Objects, Known], far: FarServer, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, data = known[1], far.objects["b/x"]
     started: list[Thread] = []
 
     class Few(Thread):
@@ -101,22 +115,21 @@ def test_a_process_that_may_have_no_more_threads_reads_what_is_right(
             super().start()
 
     monkeypatch.setattr(module, "Thread", Few)
+    bench.foresee(*range(NUM_BLOCKS))
     for number in range(NUM_BLOCKS):
-        cache.foresee("me", [(one, number * BLOCK, (number + 1) * BLOCK)])
-    for number in range(NUM_BLOCKS):
-        cache.enter("me", number)
-        part = slice(number * BLOCK, (number + 5) * BLOCK)
-        assert cache.read(one, part.start, part.stop) == data[part]
-        cache.leave("me", [number])
-    cache.close()
+        bench.cache.enter("me", number)
+        bench.check(number * BLOCK, (number + 5) * BLOCK)
+        bench.cache.leave("me", [number])
+    bench.cache.close()
     assert len(started) > 2
-    assert cache._active == 0
-    assert [cache.read(one, n * BLOCK, (n + 1) * BLOCK) for n in range(NUM_BLOCKS)] == [
-        data[n * BLOCK : (n + 1) * BLOCK] for n in range(NUM_BLOCKS)
-    ]
+    assert bench.cache._active == 0
+    for number in range(NUM_BLOCKS):
+        bench.check(number * BLOCK, (number + 1) * BLOCK)
 
 
-def test_what_may_get_a_neighbour_waits_while_enough_is_on_its_way(cache: Blocks) -> None:
+def test_what_may_get_a_neighbour_waits_while_enough_is_on_its_way(bench: Bench) -> None:
+    cache = bench.cache
+
     def next_run(wanted: list[int], num_coming: int) -> list[int]:
         cache._pending = OrderedDict.fromkeys(wanted)
         cache._coming = {100 + i: Future() for i in range(num_coming)}
@@ -135,10 +148,7 @@ def test_what_may_get_a_neighbour_waits_while_enough_is_on_its_way(cache: Blocks
     cache._coming = {}
 
 
-def test_several_readers_of_a_block_make_one_request(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
-) -> None:
-    one, data = known[1], far.objects["b/x"]
+def test_several_readers_of_a_block_make_one_request(bench: Bench) -> None:
     asked, go = Event(), Event()
 
     def fault(number: int, path: str, span: Any) -> str:
@@ -146,40 +156,33 @@ def test_several_readers_of_a_block_make_one_request(
         go.wait(20)
         return ""
 
-    far.fault = fault
-    found: list[bytes] = []
-    threads = [Thread(target=lambda: found.append(cache.read(one, 5, 50))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    bench.far.fault = fault
+    readers = [Aside(lambda: bench.check(5, 50)) for _ in range(3)]
     assert asked.wait(20)
     go.set()
-    for thread in threads:
-        thread.join(20)
-    assert found == [data[5:50]] * 3
-    assert len(far.asked) == 1
+    for reader in readers:
+        reader.result()
+    assert len(bench.far.asked) == 1
 
 
 def test_a_request_that_fails_is_told_to_all_who_wait_and_leaves_no_room_taken(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
+    bench: Bench,
 ) -> None:
-    far.fault = lambda number, path, span: "403"
-    cache.foresee("me", [(known[1], 0, 3 * BLOCK)])
-    cache.enter("me", 0)
+    bench.far.fault = lambda number, path, span: "403"
+    bench.cache.foresee("me", [(bench.one, 0, 3 * BLOCK)])
+    bench.cache.enter("me", 0)
     with pytest.raises(StorageError, match="is refused"):
-        cache.read(known[1], 0, 3 * BLOCK)
-    cache.leave("me", [0])
-    cache.close()
-    assert not list(Path(cache.path).glob("blocks/??/*"))
-    far.fault = lambda number, path, span: ""
-    assert cache.read(known[1], 0, 9) == far.objects["b/x"][:9]
-    cache.close()
+        bench.check(0, 3 * BLOCK)
+    bench.cache.leave("me", [0])
+    bench.cache.close()
+    assert not bench.files()
+    bench.far.fault = lambda number, path, span: ""
+    bench.check(0, 9)
 
 
 def test_a_disk_that_fails_is_told_once_and_memory_takes_its_place(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known],
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    one, data = known[1], far.objects["b/x"]
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = os.write
 
     def full(file: int, data: Any) -> int:
@@ -188,75 +191,64 @@ def test_a_disk_that_fails_is_told_once_and_memory_takes_its_place(
         return write(file, data)
 
     monkeypatch.setattr(os, "write", full)
-    monkeypatch.setattr(cache, "_memory_room", 4 * BLOCK)
+    monkeypatch.setattr(bench.cache, "_memory_room", 4 * BLOCK)
     with caplog.at_level(logging.WARNING, "feeder"):
         for start in (0, 2000, 4000, 0, 2000):
-            assert cache.read(one, start, start + 1500) == data[start : start + 1500]
+            bench.check(start, start + 1500)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the cache {cache.path!r} cannot be written (No space left on device): blocks are kept in "
-        "memory, at most 0 MiB"
+        f"the cache {bench.cache.path!r} cannot be written (No space left on device): blocks are "
+        "kept in memory, at most 0 MiB"
     ]
-    assert cache._memory_bytes <= 4 * BLOCK
-    assert not list(Path(cache.path).glob("blocks/??/*"))
+    assert bench.cache._memory_bytes <= 4 * BLOCK
+    assert not bench.files()
     monkeypatch.undo()
 
 
 def test_a_folder_that_cannot_be_made_is_told_and_memory_takes_its_place(
-    tmp_path: Path, far: FarServer, known: tuple[Objects, Known],
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    tmp_path: Path, small: FarServer, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING, "feeder"):
-        cache = Blocks(str(tmp_path / "file" / "cache"), 32 * 8192)
-        cache.register([known[1]], known[0])
+        bench = Bench(small, Blocks(str(tmp_path / "file" / "cache"), 32 * 8192))
         for _ in range(2):
-            assert cache.read(known[1], 0, 5) == far.objects["b/x"][:5]
+            bench.check(0, 5)
     assert len(caplog.records) == 1
-    assert len(far.asked) == 1
-    cache.close()
+    assert len(small.asked) == 1
+    bench.cache.close()
 
 
-def test_blocks_that_another_process_removed_are_brought_again(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
-) -> None:
-    one, data = known[1], far.objects["b/x"]
-    cache.foresee("me", [(one, 0, 100)])
-    cache.enter("me", 0)
-    assert cache.read(one, 0, 100) == data[:100]
-    cache.close()
-    for path in Path(cache.path).glob("blocks/??/*"):
+def test_blocks_that_another_process_removed_are_brought_again(bench: Bench) -> None:
+    bench.foresee(0)
+    bench.cache.enter("me", 0)
+    bench.check(0, 100)
+    bench.cache.close()
+    for path in bench.files():
         path.unlink()
-    assert cache.read(one, 0, 100) == data[:100]
-    assert len(far.asked) == 2
-    cache.close()
+    bench.check(0, 100)
+    assert len(bench.far.asked) == 2
 
 
-def test_all_is_there_until_another_process_removes_a_block(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
-) -> None:
-    one, data = known[1], far.objects["b/x"]
+def test_all_is_there_until_another_process_removes_a_block(bench: Bench) -> None:
     for number in range(NUM_BLOCKS):
-        assert not cache.has_all()
-        cache.foresee("me", [(one, number * BLOCK, (number + 1) * BLOCK)])
-        cache.enter("me", number)
-        assert cache.read(one, number * BLOCK, number * BLOCK + 9) == data[number * BLOCK :][:9]
-        cache.leave("me", [number])
-    cache.close()
-    assert cache.has_all()
-    next(Path(cache.path).glob("blocks/??/*")).unlink()
-    cache._open.clear()
-    assert cache.read(one, 0, 10**9) == data
-    assert not cache.has_all()
+        assert not bench.cache.has_all()
+        bench.foresee(number)
+        bench.cache.enter("me", number)
+        bench.check(number * BLOCK, number * BLOCK + 9)
+        bench.cache.leave("me", [number])
+    bench.cache.close()
+    assert bench.cache.has_all()
+    bench.files()[0].unlink()
+    bench.cache._open.clear()
+    bench.check(0, 10**9)
+    assert not bench.cache.has_all()
 
 
 @pytest.mark.parametrize("failing", ["open", "remove"])
 def test_a_block_that_is_there_and_cannot_be_read_or_removed_is_brought_into_memory(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known], failing: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    one, data = known[1], far.objects["b/x"]
-    assert cache.read(one, 0, 10) == data[:10]
-    (path,) = Path(cache.path).glob("blocks/??/*")
+    bench: Bench, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.check(0, 10)
+    (path,) = bench.files()
     if failing == "remove":
         path.write_bytes(path.read_bytes()[:-1] + b"?")
 
@@ -265,103 +257,95 @@ def test_a_block_that_is_there_and_cannot_be_read_or_removed_is_brought_into_mem
 
     monkeypatch.setattr(Folder, failing, fails)
     for _ in range(2):
-        assert cache.read(one, 5, 10) == data[5:10]
-        assert cache.read(one, 5, BLOCK + 5) == data[5 : BLOCK + 5]
+        bench.check(5, 10)
+        bench.check(5, BLOCK + 5)
     assert path.exists()
     # The block once more, and once the one after it.
-    assert len(far.asked) <= 4
+    assert len(bench.far.asked) <= 4
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize("which", ["open", "claim"])
 def test_blocks_that_are_held_open_make_room_for_others(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known], which: str,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    one, data = known[1], far.objects["b/x"]
-    cache.read(one, 0, 10)
-    cache.read(one, 0, 10)
-    cache.read(one, BLOCK, BLOCK + 10)
-    assert len(cache._open) == 1
+    bench: Bench, which: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for at in (0, 0, BLOCK):
+        bench.check(at, at + 10)
+    assert len(bench.cache._open) == 1
     there = getattr(Folder, which)
 
     def too_many(*arguments: Any) -> Any:
-        if cache._open:
+        if bench.cache._open:
             raise OSError(errno.EMFILE, "Too many open files")
         return there(*arguments)
 
     monkeypatch.setattr(Folder, which, too_many)
     at = BLOCK if which == "open" else 5 * BLOCK
-    assert cache.read(one, at, at + 10) == data[at : at + 10]
+    bench.check(at, at + 10)
     assert not caplog.records
-    assert not cache._memory
+    assert not bench.cache._memory
 
 
 @pytest.mark.parametrize("how", ["cut", "changed"])
 def test_a_block_that_somebody_cuts_or_changes_while_it_is_used_is_brought_again(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known], how: str
+    bench: Bench, how: str
 ) -> None:
-    one, data = known[1], far.objects["b/x"]
     for _ in range(2):
-        assert cache.read(one, 0, 10) == data[:10]
-    (path,) = Path(cache.path).glob("blocks/??/*")
+        bench.check(0, 10)
+    (path,) = bench.files()
     if how == "cut":
         os.truncate(path, 30)
     else:
         with path.open("r+b") as file:
             file.seek(-1, os.SEEK_END)
-            file.write(bytes([data[BLOCK - 1] ^ 1]))
+            file.write(bytes([bench.data[BLOCK - 1] ^ 1]))
         os.utime(path, ns=(1, 1))
         # It is seen if the block is opened again.
-        cache._open.clear()
+        bench.cache._open.clear()
     for _ in range(2):
-        assert cache.read(one, 0, BLOCK) == data[:BLOCK]
-    assert len(far.asked) == 2
+        bench.check(0, BLOCK)
+    assert len(bench.far.asked) == 2
     assert path.stat().st_size > BLOCK
 
 
-def test_a_file_that_nobody_closes_is_forgotten(
-    cache: Blocks, known: tuple[Objects, Known]
-) -> None:
-    file = FarFile(FarPath(known[1], cache, known[0]), to_end=True)
+def test_a_file_that_nobody_closes_is_forgotten(bench: Bench) -> None:
+    file = FarFile(FarPath(bench.one, bench.cache, bench.objects), to_end=True)
     # As if the garbage collector came while this thread holds it.
-    with cache._lock:
+    with bench.cache._lock:
         del file
         gc.collect()
-    assert cache.stats()["wanted"] == 0
-    assert not cache._foresight._readers
+    assert bench.cache.stats()["wanted"] == 0
+    assert not bench.cache._foresight._readers
 
 
 def test_the_end_of_the_interpreter_does_not_wait_for_a_slow_store(
-    cache: Blocks, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_EXIT_S", 0.0)
     monkeypatch.setattr(module, "ENDING", Event())
-    monkeypatch.setattr(module, "_every", {cache})
-    cache._active = 1
+    monkeypatch.setattr(module, "_every", {bench.cache})
+    bench.cache._active = 1
     module._close_at_exit()
-    cache._active = 0
+    bench.cache._active = 0
     # And who waits for a request sees it end.
     assert objects_module.RETRY_S + objects_module._REQUEST_S < module._WAIT_S
 
 
 def test_the_table_is_told_when_a_block_that_was_used_is_needed_next(
-    cache: Blocks, known: tuple[Objects, Known], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, folder = known[1], Folder(cache.path, cache.max_bytes)
-    cache.read(one, 0, 10)
+    folder = Folder(bench.cache.path, bench.cache.max_bytes)
+    bench.check(0, 10)
     (entry,) = folder.entries()
     folder.rank([(entry.key, 5.0)])
     monkeypatch.setattr(module, "_RANK_S", -1.0)
-    other = Blocks(cache.path, cache.max_bytes)
-    other.register([one], known[0])
-    for _ in range(2):
-        other.foresee("me", [(one, 0, 10)])
-    other.enter("me", 0)
-    other.leave("me", [0])
+    other = Bench(bench.far, Blocks(bench.cache.path, bench.cache.max_bytes))
+    other.foresee(0, 0)
+    other.cache.enter("me", 0)
+    other.cache.leave("me", [0])
     (entry,) = folder.entries()
     assert time.time() - 60 < entry.due < time.time() + 60
-    for each in (other, folder):
+    for each in (other.cache, folder):
         each.close()
 
 
@@ -384,68 +368,59 @@ def test_a_cache_that_is_unpickled_is_one_in_each_process(tmp_path: Path) -> Non
 
 
 @pytest.mark.process
-def test_a_forked_child_reads_blocks_that_are_there_and_is_told_of_others(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
-) -> None:
-    one, data = known[1], far.objects["b/x"]
-    assert cache.read(one, 0, 10) == data[:10]
+def test_a_forked_child_reads_blocks_that_are_there_and_is_told_of_others(bench: Bench) -> None:
+    bench.check(0, 10)
     # Whatever other threads hold is theirs.
-    with cache._lock, known[0]._lock, module._making.lock:
+    with bench.cache._lock, bench.objects._lock, module._making.lock:
         child = os.fork()
         if not child:
             signal.alarm(20)
             status = 1
             try:
-                known[0].counts()
+                bench.objects.counts()
                 blocks_of_this_process("", 0)
                 # Of whatever is made here no request may be made either.
                 with pytest.raises(feeder.ForkedError, match="spawn"):
-                    Objects().known(one.url)
-                assert cache.read(one, 5, 10) == data[5:10]
+                    Objects().known(bench.one.url)
+                bench.check(5, 10)
                 with pytest.raises(feeder.ForkedError, match="spawn"):
-                    cache.read(one, 5 * BLOCK, 6 * BLOCK)
+                    bench.check(5 * BLOCK, 6 * BLOCK)
                 status = 0
             finally:
                 os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert cache.read(one, 5 * BLOCK, 6 * BLOCK) == data[5 * BLOCK : 6 * BLOCK]
+    bench.check(5 * BLOCK, 6 * BLOCK)
 
 
-def test_what_a_reader_waits_for_is_asked_for_first(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
-) -> None:
-    one, data = known[1], far.objects["b/x"]
-    for number in (0, 1, 2, 3):
-        cache.foresee("a", [(one, number * BLOCK, (number + 1) * BLOCK)])
-    cache.foresee("b", [(one, 35 * BLOCK, 36 * BLOCK)])
+def test_what_a_reader_waits_for_is_asked_for_first(bench: Bench) -> None:
+    cache = bench.cache
+    bench.foresee(0, 1, 2, 3, reader="a")
+    bench.foresee(35, reader="b")
     # As if all requests were under way.
     cache._active = 16
     cache.enter("a", 0)
     cache.enter("b", 0)
     assert [*cache._pending] == [35, 0, 1, 2, 3]
     cache._active = 0
-    assert cache.read(one, 35 * BLOCK, 36 * BLOCK) == data[35 * BLOCK : 36 * BLOCK]
-    cache.close()
+    bench.check(35 * BLOCK, 36 * BLOCK)
 
 
-def test_the_credentials_that_were_given_last_are_used(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
-) -> None:
-    one, data = known[1], far.objects["b/x"]
+def test_the_credentials_that_were_given_last_are_used(bench: Bench) -> None:
+    cache, far = bench.cache, bench.far
     far.objects["b/empty"], far.objects["b/y"] = b"", b"y" * 3000
-    empty = known[0].known(f"{far.address}/b/empty")
-    cache.register([empty], known[0])
-    other = known[0].known(f"{far.address}/b/y")
-    cache.register([other], known[0])
+    empty = bench.objects.known(f"{far.address}/b/empty")
+    cache.register([empty], bench.objects)
+    other = bench.objects.known(f"{far.address}/b/y")
+    cache.register([other], bench.objects)
     newer = Objects()
-    cache.register([one, empty], newer)
-    assert cache.read(one, 0, 5) == data[:5]
+    cache.register([bench.one, empty], newer)
+    bench.check(0, 5)
     assert cache.read(other, 2000, 3000) == b"y" * 1000
-    assert (newer.counts()["requests"], known[0].counts()["requests"]) == (1, 1)
+    assert (newer.counts()["requests"], bench.objects.counts()["requests"]) == (1, 1)
     # Those of the file before end where the next one begins.
     end = (NUM_BLOCKS - 1) * BLOCK
-    assert cache.read(one, end, end + 2 * BLOCK) == data[end:]
-    cache.foresee("me", [(one, end, end + BLOCK), (other, 0, 1000)])
+    bench.check(end, end + 2 * BLOCK)
+    cache.foresee("me", [(bench.one, end, end + BLOCK), (other, 0, 1000)])
     cache.enter("me", 0)
     assert cache.read(other, 0, 1000) == b"y" * 1000
     cache.close()

@@ -61,6 +61,11 @@ def store(warm: None, files: Path) -> Iterator[FarServer]:
         yield far
 
 
+def far_source(far: FarServer, kind: str, cache: feeder.Cache | None = None) -> sources.Source:
+    """A source of the files in the store."""
+    return KINDS[kind]("s3://bucket", cache=cache, storage_options=far.options())
+
+
 @pytest.mark.served
 @given(data=st.data())
 def test_far_is_near(
@@ -72,22 +77,20 @@ def test_far_is_near(
     faults = data.draw(
         st.lists(st.sampled_from(["", "", "", "500", "cut", "shifted", "503"]), max_size=6)
     )
-    folder, url = tmp_path_factory.mktemp("caches"), "s3://bucket"
+    folder = tmp_path_factory.mktemp("caches")
     # Of the requests of an example, in turn.
     store.fault = lambda number, path, span: [*faults, *[""] * 9][number % (len(faults) + 9)]
 
-    def far_source(name: str) -> tuple[feeder.Cache, sources.Source]:
+    def of_host(name: str) -> tuple[feeder.Cache, sources.Source]:
         cache = feeder.Cache(folder / name, blocks * 4096)
-        return cache, CHANGES[change](
-            KINDS[kind](url, cache=cache, storage_options=store.options())
-        )
+        return cache, CHANGES[change](far_source(store, kind, cache))
 
     near, _ = read(make(kind, CHANGES[change](KINDS[kind](files)), size, threads))
-    one, source = far_source("one")
+    one, source = of_host("one")
     with one:
         begun, state = read(make(kind, source, size, threads), stop)
     # Another host: its cache is empty.
-    other, source = far_source("other")
+    other, source = of_host("other")
     with other:
         rest, _ = read(make(kind, source, size, threads, state))
     assert begun + rest == near
@@ -135,7 +138,7 @@ def test_an_object_that_has_changed_is_named_at_a_resume_and_at_reading(
 ) -> None:
     def source(name: str) -> sources.Source:
         cache = caches.enter_context(feeder.Cache(tmp_path / name, 16 * 4096))
-        return KINDS[kind]("s3://bucket", cache=cache, storage_options=changing.options())
+        return far_source(changing, kind, cache)
 
     _, state = read(make(kind, source("a"), 4, 1), 2)
     first = source("c")
@@ -231,9 +234,7 @@ def test_an_index_is_made_once_and_a_warm_cache_asks_for_nothing(
     def rows() -> list[Any]:
         changing.asked.clear()
         with feeder.Cache(tmp_path / "cache", 64 * 4096) as cache:
-            source = KINDS["jsonl"](
-                "s3://bucket", cache=cache, storage_options=changing.options()
-            ).shuffle()
+            source = far_source(changing, "jsonl", cache).shuffle()
             return read(make("jsonl", source, 8, 2))[0]
 
     first = rows()
@@ -291,7 +292,7 @@ def test_a_call_of_arrow_files_foresees_its_batches(
     changing: FarServer, tmp_path: Path, caches: ExitStack
 ) -> None:
     cache = caches.enter_context(feeder.Cache(tmp_path / "cache", 64 * 4096))
-    source = KINDS["arrow"]("s3://bucket", cache=cache, storage_options=changing.options())
+    source = far_source(changing, "arrow", cache)
     # Rows 0 to 49 lie in the first file, 12 in a batch.
     found = [*source.records.touches(np.array([13, 0, 1, 55]), feeder.Call(0, 0, 0, 4, 7))]
     for path, start, stop in found:
@@ -333,7 +334,7 @@ def test_a_feed_tells_how_long_it_waits_for_a_store_and_what_came(
     around(monkeypatch, StoreWaits, "change", after=lambda *_: waits.set())
 
     with feeder.Cache(tmp_path / "cache", 64 * 4096) as cache:
-        source = KINDS["jsonl"]("s3://bucket", cache=cache, storage_options=changing.options())
+        source = far_source(changing, "jsonl", cache)
         assert source._store_counts() is None
         # All of it was read for the index.
         shutil.rmtree(tmp_path / "cache" / "blocks")
@@ -362,7 +363,7 @@ def test_a_cache_of_the_environment_and_one_in_memory(
     changing: FarServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Path
 ) -> None:
     def rows() -> list[Any]:
-        source = KINDS["tokens"]("s3://bucket", storage_options=changing.options())
+        source = far_source(changing, "tokens")
         return read(make("tokens", source, 8, 2))[0]
 
     near = read(make("tokens", KINDS["tokens"](files), 8, 2))[0]
@@ -397,7 +398,7 @@ def test_an_index_that_the_disk_has_changed_is_found_and_made_anew(
 ) -> None:
     def rows() -> list[Any]:
         with feeder.Cache(tmp_path / "cache", 64 * 4096) as cache:
-            source = KINDS["jsonl"]("s3://bucket", cache=cache, storage_options=changing.options())
+            source = far_source(changing, "jsonl", cache)
             return read(make("jsonl", source, 8, 1))[0]
 
     first = rows()
@@ -425,9 +426,7 @@ def test_processes_read_through_the_folder_of_the_cache(
     near = read(make("jsonl", KINDS["jsonl"](files).shuffle(), 8, 1))[0]
     # In a child blocks have their usual size: each file is one.
     cache = feeder.Cache(tmp_path / "cache", 64 << 20)
-    source = KINDS["jsonl"](
-        "s3://bucket", cache=cache, storage_options=changing.options()
-    ).shuffle()
+    source = far_source(changing, "jsonl", cache).shuffle()
     feeds = feeder.init_data_input_workers(
         COLUMNS["jsonl"], source, batch_size=8, epochs=2, executor=feeder.Processes(2)
     )

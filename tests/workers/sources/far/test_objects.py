@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["s3", "http"])
-def known(request: pytest.FixtureRequest, far: FarServer) -> Iterator[tuple[Objects, Known]]:
+def scheme(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def objects(scheme: str, far: FarServer) -> Objects:
     far.objects["bucket/some dir/a.bin"] = DATA
-    if request.param == "s3":
-        objects, url = Objects(far.options()), "s3://bucket/some dir/a.bin"
-    else:
-        objects, url = Objects(), f"{far.address}/bucket/some%20dir/a.bin"
-    yield objects, objects.known(url)
+    return Objects(far.options()) if scheme == "s3" else Objects()
+
+
+@pytest.fixture
+def one(scheme: str, objects: Objects, far: FarServer) -> Known:
+    http = f"{far.address}/bucket/some%20dir/a.bin"
+    return objects.known("s3://bucket/some dir/a.bin" if scheme == "s3" else http)
 
 
 def failing(*faults: str) -> Callable[[int, str, tuple[int, int] | None], str]:
@@ -42,8 +49,7 @@ def failing(*faults: str) -> Callable[[int, str, tuple[int, int] | None], str]:
     return lambda number, path, span: faults[number] if number < len(faults) else ""
 
 
-def test_ranges_sizes_and_tags(far: FarServer, known: tuple[Objects, Known]) -> None:
-    objects, one = known
+def test_ranges_sizes_and_tags(far: FarServer, objects: Objects, one: Known) -> None:
     assert (one.size, one.tag) == (4096, far.etag("bucket/some dir/a.bin"))
     assert objects.read(one, 10, 300) == DATA[10:300]
     assert objects.read(one, 4000, 4096) == DATA[4000:]
@@ -64,9 +70,8 @@ def test_ranges_sizes_and_tags(far: FarServer, known: tuple[Objects, Known]) -> 
     ],
 )
 def test_what_may_pass_is_asked_for_again(
-    far: FarServer, known: tuple[Objects, Known], faults: list[str], counted: dict[str, int]
+    far: FarServer, objects: Objects, one: Known, faults: list[str], counted: dict[str, int]
 ) -> None:
-    objects, one = known
     far.fault = failing(*faults)
     assert objects.read(one, 10, 300) == DATA[10:300]
     counts = {name: value for name, value in objects.counts().items() if value}
@@ -74,9 +79,8 @@ def test_what_may_pass_is_asked_for_again(
 
 
 def test_what_has_arrived_is_not_asked_for_again(
-    far: FarServer, known: tuple[Objects, Known]
+    far: FarServer, objects: Objects, one: Known
 ) -> None:
-    objects, one = known
     far.fault = failing("cut", "500")
     parts: list[bytes] = []
     objects.bring(one, 10, 1010, 300, parts.append)
@@ -88,18 +92,16 @@ def test_what_has_arrived_is_not_asked_for_again(
 
 
 def test_an_answer_that_breaks_off_behind_its_last_byte_is_whole(
-    far: FarServer, known: tuple[Objects, Known]
+    far: FarServer, objects: Objects, one: Known
 ) -> None:
-    objects, one = known
     far.fault = failing("unended")
     assert objects.read(one, 10, 300) == DATA[10:300]
     assert [span for _, span in far.asked] == [(10, 300)]
 
 
 def test_what_fails_beside_the_store_is_not_asked_for_again(
-    far: FarServer, known: tuple[Objects, Known]
+    far: FarServer, objects: Objects, one: Known
 ) -> None:
-    objects, one = known
     got: list[bytes] = []
 
     def arrived(part: bytes) -> None:
@@ -119,9 +121,8 @@ def test_what_fails_beside_the_store_is_not_asked_for_again(
      ("412", "has changed"), ("416", "has changed")],
 )  # fmt: skip
 def test_what_lasts_is_named_at_once(
-    far: FarServer, known: tuple[Objects, Known], fault: str, told: str
+    far: FarServer, objects: Objects, one: Known, fault: str, told: str
 ) -> None:
-    objects, one = known
     far.fault = lambda number, path, span: fault
     with pytest.raises(StorageError, match=rf"'{one.url}' {told}"):
         objects.read(one, 0, 10)
@@ -161,9 +162,8 @@ def test_a_key_that_the_library_does_not_take_is_named_at_once(far: FarServer) -
 
 @pytest.mark.parametrize("compares", [True, False])
 def test_an_object_that_is_another_one_or_shorter_is_named(
-    far: FarServer, known: tuple[Objects, Known], compares: bool
+    far: FarServer, objects: Objects, one: Known, compares: bool
 ) -> None:
-    objects, one = known
     # A store that compares nothing says what the object is now.
     far.compares = compares
     for other in (DATA[:-1] + b"?", DATA[:200], DATA + b"more"):
@@ -178,9 +178,8 @@ def test_an_object_that_is_another_one_or_shorter_is_named(
 
 
 def test_a_store_that_asks_for_less_holds_up_every_request(
-    far: FarServer, known: tuple[Objects, Known], monkeypatch: pytest.MonkeyPatch
+    far: FarServer, objects: Objects, one: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects, one = known
     monkeypatch.setattr(module, "_SLOW_PAUSE_S", 10.0)
     monkeypatch.setattr(module, "RETRY_S", 0.0)
     far.fault = lambda number, path, span: "503"
@@ -202,9 +201,8 @@ def test_a_store_that_asks_for_less_holds_up_every_request(
 
 
 def test_a_store_that_does_not_answer_is_named_in_time(
-    far: FarServer, known: tuple[Objects, Known], monkeypatch: pytest.MonkeyPatch
+    far: FarServer, objects: Objects, one: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects, one = known
     monkeypatch.setattr(module, "RETRY_S", 0.5)
     far.fault = lambda number, path, span: "500"
     with pytest.raises(StorageError, match=r"cannot be read: for 0 s: .*500"):

@@ -270,4 +270,8 @@ def test_windows_are_the_same_one_by_one_and_all_together(data: st.DataObject) -
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, num)] * 2)))
     epoch = data.draw(st.integers(0, 2))
     assert (order.indices(epoch, start, stop) == order.at(epoch, np.arange(start, stop))).all()
-    assert sorted(order.indices(epoch, 0, num).tolist()) == [*range(num)]
+    records = order.indices(epoch, 0, num)
+    assert sorted(records.tolist()) == [*range(num)]
+    # Those of a window come together.
+    windows = records // window
+    assert np.count_nonzero(np.diff(windows)) == -(-num // window) - 1

@@ -74,6 +74,11 @@ def test_several_folders_are_read_one_after_the_other(tmp_path: Path) -> None:
     assert store.name(8) == f"{str(paths[2])!r} at key b'00000004'"
     assert LmdbStore(paths).fingerprint_fields() == store.fingerprint_fields()
     assert LmdbStore(paths[:2]).fingerprint_fields() != store.fingerprint_fields()
+    # As many keys, of which one is another.
+    same, other = ({b"%d" % i: b"" for i in (*range(8), last)} for last in (8, 9))
+    made = [LmdbStore(write_lmdb(tmp_path / f"{i}x", e)) for i, e in enumerate((same, same, other))]
+    told = [each.fingerprint_fields() for each in made]
+    assert told[0] == told[1] != told[2]
 
 
 def test_a_folder_is_opened_once_and_closed_with_its_last_store(tmp_path: Path) -> None:
