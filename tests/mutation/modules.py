@@ -40,6 +40,7 @@ CORE = {
     "feeder/service/protocol/member.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/protocol/session.py": (*_PROTOCOL, *_SERVER, *_SERVED),
     "feeder/service/server/delivery.py": (
+        "tests/feeder/service/server/test_delivery.py",
         *_SERVER,
         "tests/feeder/service/server/test_failing.py",
         "tests/feeder/service/server/test_frames.py",

@@ -97,17 +97,6 @@ def test_a_position_after_an_edit_goes_on_without_one() -> None:
     ]  # fmt: skip
 
 
-def test_a_source_goes_on_where_it_stopped_when_it_is_put_back() -> None:
-    one, state = read(mixed(web=1, code=1), 6)
-    two, state = read(mixed(web=1), 4, state, edit="out")
-    three, state = read(mixed(web=1, code=3), 10, state, edit="in")
-    alone, _ = read(mixed(code=1), None)
-    came = [row for row in every(one + two + three) if row >= 10_000]
-    # Its shuffle is keyed by its own seed, so alone it comes in the same order.
-    assert came == every(alone)[: len(came)]
-    assert len(came) == 12 + 30
-
-
 def test_a_source_that_is_back_and_done_with_its_pass_waits_for_the_next_epoch() -> None:
     before, state = read(mixed(web=1, code=1), 6, epochs=3)
     _, state = read(mixed(web=1), 12, state, epochs=3, edit="out, to the end of the epoch")
@@ -164,15 +153,6 @@ def test_the_size_of_a_batch_changes_and_not_the_order() -> None:
     assert {len(batch) for batch in after[:-1]} == {7}
     with pytest.raises(ResumeError, match="before step 5, from which on batches have another size"):
         feed(corpus("web"), later.at_start(), batch_size=7)
-
-
-def test_a_seed_counts_from_the_next_pass_on() -> None:
-    plain = lambda: corpus("web", seed=None)  # noqa: E731
-    before, state = read(plain(), 5, epochs=2)
-    after, _ = read(plain(), None, state, seed=9, epochs=2, edit="another seed")
-    first, _ = read(plain(), None)
-    second, _ = read(plain(), None, seed=9, epochs=2)
-    assert before + after == first + second[15:]
 
 
 REFUSED = {
@@ -271,17 +251,6 @@ def test_the_log_tells_the_history(tmp_path: Path, capsys: Any) -> None:
     }  # fmt: skip
 
 
-def test_twenty_edits_are_a_small_position() -> None:
-    names = list(FIRSTS)
-    state, sizes = None, []
-    for number in range(21):
-        weights = {name: number % (3 + i) + 1 for i, name in enumerate(names)}
-        edit = None if state is None else f"{number}"
-        _, state = read(mixed("repeat", **weights), 3, state, edit=edit, epochs=None)
-        sizes.append(len(bytes(state)))
-    assert sizes[-1] - sizes[0] <= 20 * 200
-
-
 def test_a_snapshot_of_a_function_has_no_start() -> None:
     replay = lambda worker_id, batch_size: [np.zeros(3)]  # noqa: E731
     with feeder.init_data_input_workers(["x"], replay, 3, coordinator=feeder.Coordinator()) as c:
@@ -340,17 +309,6 @@ def test_servers_edit_with_any_number_of_queues_and_refuse_another_history() -> 
     start = Snapshot.from_bytes(after["feeder"]).at_start()
     whole, _ = read(mixed("repeat", web=1, code=1), len(rows), start, epochs=None)
     assert whole == [rows[step] for step in range(len(rows))]
-
-
-@pytest.mark.process
-def test_processes_give_the_rows_of_threads() -> None:
-    _, state = read(mixed(web=7, code=3), 5)
-    told = {}
-    for executor in ("processes:2", None):
-        told[executor], _ = read(
-            mixed(web=1, code=1), 8, state, edit="more code", executor=executor
-        )
-    assert told["processes:2"] == told[None]
 
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 import feeder
 from conformance.served import served
 from feeder import ConfigError, FeedError, FetchError, FetchTimeout
-from small import Counted, Pure, Seekable, ids, make
+from small import Pure, ids, make
 
 
 class Noted:
@@ -58,37 +57,6 @@ def test_of_chunks_of_any_size_no_more_than_the_bound_and_one_chunk_is_buffered(
         feed = coordinator["train"]
         assert len(ids(feed)) == 12 * rows
         assert feed.stats()["peak_buffered_rows"] <= 4 + rows
-
-
-@pytest.mark.filterwarnings("ignore::feeder.ReplayWarning")
-@pytest.mark.parametrize("fetch", [Counted, Seekable, Pure])
-def test_a_run_goes_on_in_the_middle_with_threads_or_without(fetch: Callable[[], Any]) -> None:
-    def run(num_threads: int, resume: Any, num: int | None) -> tuple[list[int], Any]:
-        settings = {} if fetch is Pure else {"num_worker_threads": 2}
-        with make(
-            fetch(), num_threads=num_threads, resume=resume, epochs=2, batch_size=4, **settings
-        ) as coordinator:
-            return ids(islice(coordinator["train"], num)), coordinator.snapshot()
-
-    whole, _ = run(2, None, None)
-    for first, second in ((0, 0), (0, 2), (2, 0)):
-        head, position = run(first, None, 3)
-        tail, _ = run(second, position, None)
-        assert head + tail == whole
-
-
-def test_rows_left_over_in_order_of_arrival_are_fetched_again_in_the_same_thread() -> None:
-    def run(resume: Any, num: int | None) -> list[feeder.Batch]:
-        fetch = Noted()
-        with make(
-            fetch, num_threads=0, order="arrival", resume=resume, batch_size=4
-        ) as coordinator:
-            batches = list(islice(coordinator["train"], num))
-            assert set(fetch.threads) == {threading.get_ident()}
-            return batches
-
-    head = run(None, 2)
-    assert ids(head) + ids(run(head[-1].cut.token(), None)) == ids(run(None, None))
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])

@@ -7,6 +7,7 @@ import pytest
 
 from feeder.workers.stream.position import (
     IndexSpan,
+    Leftover,
     PartialChunk,
     Partitions,
     Position,
@@ -23,6 +24,27 @@ def test_indices_above_a_missing_one_are_named() -> None:
         ((4,), (6,)), ((4,), (5, 6)), ((4,), (5, 6, 9)), ((7,), (9,)),
     ]  # fmt: skip
     assert span.call(2) == (0, 4, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "calls", "done"),
+    [(2, (2,), (3, 7, 9)), (3, (3,), (7, 9)), (7, (4,), (9,)), (9, (4,), (7,))],
+)
+def test_only_the_call_of_a_chunk_that_is_left_is_made_again(
+    call: int, calls: tuple[int, ...], done: tuple[int, ...]
+) -> None:
+    """Call 4 is the first that is not done; 7 and 9 are done."""
+    partitions = Partitions(num_partitions=1, pure=True, arrival=True)
+    position = Position(2, 0, (True,), (4,), (0,), (None,), (7, 9))
+    leftover = Leftover(partition=0, call=call, taken=1, rows=3, digest=5, mark=None)
+    rewound = partitions.rewind(position, leftover)
+    assert (rewound.epoch, rewound.calls, rewound.done) == (2, calls, done)
+
+
+def test_in_the_next_epoch_no_call_is_done() -> None:
+    partitions = Partitions(num_partitions=1, pure=True, arrival=True)
+    position = Position(2, 0, (False,), (4,), (0,), (None,), (7,))
+    assert partitions.next_epoch(position) == Position(3, 0, (True,), (0,), (0,), (None,))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ replicas, and trainers that are: on virtual time."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -205,19 +204,6 @@ def test_an_error_of_the_lease_before_is_none_of_the_next() -> None:
             next(consumer)
 
 
-def test_the_next_lease_knows_no_state_behind_batches_of_the_one_before() -> None:
-    with serving(ten) as server, ExitStack() as stack:
-        trainer = stack.enter_context(reading(server, credit=4))
-        next(trainer)
-        wait_until(lambda: trainer._loop.inbox.received >= 4)
-        kept = stack.pop_all()
-    with kept, serving(ten, server.address):
-        wait_until(lambda: trainer._loop.inbox.num_opened == 2)
-        with pytest.raises(feeder.FeedError, match="take a batch and ask again"):
-            trainer.snapshot()
-        assert [batch.step for batch in trainer] == [*range(1, 10)]
-
-
 def test_a_state_may_be_loaded_more_often_than_a_connection_is_good_for() -> None:
     with serving(ten) as server, reading(server) as consumer:
         state = consumer.state_dict()
@@ -318,16 +304,6 @@ def test_a_stopped_server_without_another_is_an_error_after_reconnect(plane: str
         assert here().world.now - began < 10.0
 
 
-def test_a_server_that_hangs_for_less_than_a_lease_is_waited_for() -> None:
-    with serving(ten, lease=6) as server, reading(server, credit=1) as consumer:
-        assert next(consumer).step == 0
-        server.pause()
-        pass_time(5.0)
-        server.go_on()
-        assert [batch.step for batch in consumer] == [*range(1, 10)]
-        assert consumer.stats()["reconnects"] == 0
-
-
 def test_a_server_that_waits_for_others_is_heard_of() -> None:
     with serving(two_queues, lease=3) as server, reading(server, queue=0) as one:
         rest = Aside(lambda: [batch.step for batch in one])
@@ -345,42 +321,20 @@ def twenty_four() -> feeder.Coordinator:
     return make(Pure(24))
 
 
-@pytest.mark.parametrize("moves", [False, True])
-@pytest.mark.parametrize("has_had", [0, 1])
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        ((1, 1), (2, 1), "queues: 1 then, 2 now"),
-        ((2, 1), (3, 1), "queues: 2 then, 3 now"),
-        ((2, 1), (1, 1), "queues: 2 then, 1 now"),
-        ((4, 1), (2, 1), "queues: 4 then, 2 now"),
-        ((1, 1), (1, 2), "replicas: 1 then, 2 now"),
-        ((2, 1), (3, 2), "queues: 2 then, 3 now; replicas: 1 then, 2 now"),
-    ],
-)
-def test_each_trainer_is_told_and_the_position_fits_the_new_number(
-    before: tuple[int, int], after: tuple[int, int], told: str, has_had: int, moves: bool
-) -> None:
-    """At the same address or at the next one, also who has had no batch yet."""
-    num, replicas = before
-    seats = [(queue, replica) for queue in range(num) for replica in range(replicas)]
+def test_the_position_of_who_is_told_fits_the_new_number() -> None:
+    """Here at the next address. `test_other_settings.py` tells of all that may be another."""
     with ExitStack() as stack:
-        with serving(twenty_four, FIRST, queues=num, replicas=replicas):
-            trainers = [
-                stack.enter_context(reading(FIRST, SECOND, queue=queue, replica=replica, credit=1))
-                for queue, replica in seats
-            ]
-            steps = [[next(trainer).step for _ in range(has_had)] for trainer in trainers]
-        with serving(twenty_four, SECOND if moves else FIRST, queues=after[0], replicas=after[1]):
-            for trainer, (queue, _), had in zip(trainers, seats, steps, strict=True):
-                with pytest.raises(feeder.ResumeError, match=re.escape(f"otherwise ({told})")):
-                    had += [batch.step for batch in trainer]
-                # What had come before is its own.
-                assert had == [*range(queue, num * len(had), num)]
-            state = trainers[0].state_dict()
-            stack.close()
-            with reading(FIRST, SECOND, queue=after[0] - 1, resume=state):
-                pass
+        with serving(twenty_four, FIRST) as server:
+            trainer = stack.enter_context(reading(FIRST, SECOND, credit=1))
+            assert next(trainer).step == 0
+            server.kill()
+        stack.enter_context(serving(twenty_four, SECOND, queues=2, replicas=2))
+        with pytest.raises(feeder.ResumeError, match="queues: 1 then, 2 now; replicas: 1 then, 2"):
+            list(trainer)
+        state = trainer.state_dict()
+        trainer.close()
+        with reading(FIRST, SECOND, queue=1, replica=1, resume=state):
+            pass
 
 
 def test_who_has_had_everything_is_told_nothing() -> None:

@@ -601,6 +601,18 @@ def test_what_cannot_be_taken_is_asked_for_again_so_often(error: FeedError, most
         assert (shell.machine.state, shell.endings) == ("idle", [error])
 
 
+def test_after_a_load_it_counts_anew_what_cannot_be_taken() -> None:
+    shell, error = running(), ProtocolError("wrong bytes")
+    shell.do(shell.machine.cannot_take(error, shell.at))
+    shell.received = 0
+    shell.do(shell.machine.load(b"loaded", shell.at))
+    shell.step()
+    shell.give()
+    shell.say_spec()
+    shell.do(shell.machine.cannot_take(error, shell.at))
+    assert (shell.machine.state, shell.endings) == ("returning", [])
+
+
 def test_a_client_is_refused_by_all_or_by_none() -> None:
     shell = Shell()
     shell.step()

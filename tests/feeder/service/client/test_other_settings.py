@@ -49,6 +49,11 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "queues": ({}, {"queues": 3}, r"\(queues: 2 then, 3 now\)"),
     "fewer queues": ({}, {"queues": 1}, r"\(queues: 2 then, 1 now\)"),
     "replicas": ({}, {"replicas": 2}, r"\(replicas: 1 then, 2 now\)"),
+    "queues and replicas": (
+        {},
+        {"queues": 3, "replicas": 2},
+        r"\(queues: 2 then, 3 now; replicas: 1 then, 2 now\)",
+    ),
     "rounds": ({"rounds": "epoch"}, {}, r"\(rounds: left out then, 'epoch' now\)"),
     "last_round": ({"last_round": "drop"}, {}, r"\(last_round: 'uneven' then, 'drop' now\)"),
     "batch_size": ({"batch_size": 6}, {}, r"\(batch_size: 4 then, 6 now\)"),

@@ -160,3 +160,53 @@ def test_a_queue_whose_consumer_lives_has_not_ended_whatever_others_say() -> Non
 )
 def test_seats_in_words(num: int, replicas: int, words: str) -> None:
     assert seat_names(range(num), replicas) == words
+
+
+def test_what_is_known_of_an_end_is_not_made_hearsay() -> None:
+    feed = three()
+    feed.handle(ms.Left(0), 1.0)
+    feed.handle(ms.Died(1), 2.0)
+    done = come(feed, 1, 1, start=ms.Start(1), rejoins=True, ended=(0,))
+    assert begins(done) and feed.members[0].ended is ms.Ended.YES
+
+
+@pytest.mark.parametrize(
+    ("consumer", "fences"), [(bytes(2), False), (b"another", True)], ids=["the same", "another"]
+)
+def test_who_takes_a_queue_over_fences_any_other_consumer(consumer: bytes, fences: bool) -> None:
+    """And not the one that has lost its own connection."""
+    feed = ms.Membership(1, LEASE_S)
+    come(feed, 0, 0)
+    gone, *_ = feed.handle(ms.Asks(0, "trainer 0", consumer, 1, takes_over=True), 1.0)
+    assert (type(gone), gone.fences) == (ms.SendAway, fences)
+
+
+def test_time_is_told_when_hearsay_counts_no_more() -> None:
+    feed = ms.Membership(2, LEASE_S)
+    feed.handle(ms.Asks(0, "one that lives", rejoins=True, ended=(1,)), 5.0)
+    feed.members[0].expires = 100.0
+    feed.handle(ms.Ticked(), 6.0)
+    assert feed.look_at == 5.0 + LEASE_S
+
+
+def test_who_comes_back_again_waits_for_others_anew() -> None:
+    feed = ms.Membership(2, LEASE_S)
+    for now in (0.0, 40.0):
+        feed.handle(ms.Asks(0, "trainer 0", bytes([0, int(now)]), rejoins=True), now)
+        assert feed.handle(ms.Attaches(0), now) == [ms.StopRun()]
+        assert feed.handle(ms.Ticked(), now + ms.RETURN_S - 0.1) == []
+        assert begins(feed.handle(ms.Ticked(), now + ms.RETURN_S))
+        feed.handle(ms.Died(0), now + ms.RETURN_S + 1.0)
+
+
+def test_who_may_not_start_is_refused_a_lease_after_that_came_to_be() -> None:
+    feed = ms.Membership(2, LEASE_S)
+    come(feed, 0, 0, start=ms.Start(6))
+    feed.members[0].ending = "end"
+    come(feed, 1, 0, undecided=True)
+    asks = ms.Used(1, begun=True)
+    assert feed.handle(asks, 1.0) == [], "who is sent the end leaves by itself"
+    feed.handle(ms.Left(0), 20.0)
+    feed.handle(ms.Asks(0, "another", b"another", 0, ms.Start(6)), 20.0)
+    refused = [feed.handle(asks, now) for now in (21.0, 50.9, 51.0)]
+    assert [[type(one) for one in done] for done in refused] == [[], [], [ms.SendAway, ms.StopRun]]

@@ -260,17 +260,22 @@ def test_a_global_batch_stays_with_any_number_of_queues() -> None:
         feeder.serve(factory(**settings), queues=5)
 
 
-def test_who_comes_back_need_not_be_of_the_round_of_one_that_starts() -> None:
-    """Also where rounds end with epochs. One that starts has lost its connection before its first
-    batch, while the other one has gone on."""
+@pytest.mark.parametrize("other", ["starts", "comes back", "has ended", "was sent a batch"])
+def test_only_those_that_start_have_to_be_of_one_round(other: str) -> None:
+    """Where rounds end with epochs: one starts in a later epoch, and the other one stands before
+    it. If both start, no batch may come in between."""
     feed = Membership(2, 30.0, counting=Counting(2, per_epoch=True))
-    feed.handle(Asks(0, "one that starts"), 0.0)
-    start = Start(9, epoch=1, index=1, nobodys=1, into_round=0)
-    feed.handle(Asks(1, "one that comes back", start=start, rejoins=True), 0.0)
-    for queue in range(2):
-        done = feed.handle(Attaches(queue), 0.0)
-    (run,) = [one for one in done if isinstance(one, StartRun)]
-    assert (run.stands, run.void) == ((0, 1), None)
+    ended = Start(2, finished=True) if other == "has ended" else None
+    feed.handle(Asks(0, "the other", start=ended, rejoins=other == "comes back"), 0.0)
+    feed.handle(Attaches(0), 0.0)
+    if other == "was sent a batch":
+        feed.handle(Asks(1, "one that dies"), 0.0)
+        feed.handle(Attaches(1), 0.0)
+        feed.members[0].note_sent(1, Start(1, index=1))
+        feed.handle(Died(1), 0.0)
+    assert feed.handle(Asks(1, "one that starts", start=Start(8, epoch=1)), 0.0) == []
+    (run,) = [one for one in feed.handle(Attaches(1), 0.0) if isinstance(one, StartRun)]
+    assert (run.void is None) is (other != "starts")
 
 
 def test_an_epoch_is_dealt_as_its_own_positions_say() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ from feeder.service.client import consumer as consumer_module
 from feeder.service.protocol import messages as say
 from feeder.service.server.group import ConsumerGroup
 from feeds import make
-from peers import WAIT_S
 from small import Calls
 
 pytestmark = pytest.mark.served
@@ -85,46 +82,6 @@ def test_one_that_is_too_large_costs_no_connection(
         assert consumer.snapshot().states[0].summary[2] == 1
         assert consumer.stats()["reconnects"] == 0
     assert any("expected at most 100" in record.getMessage() for record in caplog.records)
-
-
-@pytest.mark.parametrize("how", ["taken over", "server gone"])
-def test_a_snapshot_that_nobody_answers_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
-) -> None:
-    asked, errors = threading.Event(), list[BaseException]()
-    address = f"ipc://{tmp_path}/feed"
-
-    def ask(consumer: feeder.Consumer) -> None:
-        try:
-            consumer.snapshot()
-        except feeder.FeedError as error:
-            errors.append(error)
-
-    with feeder.serve(factory, address) as server, feeder.connect(address) as consumer:
-        next(consumer)
-        with monkeypatch.context() as patch:
-            patch.setattr(ConsumerGroup, "snapshot", lambda *args: asked.set())
-            thread = threading.Thread(target=ask, args=(consumer,))
-            thread.start()
-            assert asked.wait(WAIT_S)
-            if how == "taken over":
-                state = consumer.state_dict()
-                feeder.connect(address, resume=state, takeover=True).close()
-            else:
-                server.close()
-            thread.join(4.0)
-        assert not thread.is_alive() and len(errors) == 1
-        if how == "taken over":
-            # Nor is one that comes after it, while the user still has batches of before.
-            ask(consumer)
-        words = "taken over" if how == "taken over" else "connection has ended"
-        for error in errors:
-            assert words in str(error) and "use state_dict()" in str(error)
-        if how == "server gone":
-            with feeder.serve(factory, address):
-                for _ in range(1 + consumer.stats()["prefetched_batches"]):
-                    next(consumer)
-                consumer.snapshot()
 
 
 def test_a_consumer_that_is_closed_is_asked_for_no_snapshot() -> None:
