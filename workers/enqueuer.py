@@ -350,7 +350,7 @@ class Enqueuer:
 
     def _end_epoch(self, end: EpochEnd) -> Iterator[bool]:
         epoch = end.position.epoch - 1
-        if self._empty_epoch:
+        if self._empty_epoch and not self._may_be_empty(epoch):
             skipped = getattr(self._spec.fetch, "skipped", None)
             # One epoch of nothing ends quietly, unless all that there was is defective.
             if skipped or self._spec.epochs != 1:
@@ -364,6 +364,12 @@ class Enqueuer:
         if self._assembler.ends_round(end.position.epoch):
             self._router.end_epoch(self._assembler.start_of(end.position))
             self._assembler.begin_round()
+
+    def _may_be_empty(self, epoch: int) -> bool:
+        """Whether an epoch may have no row, though those to come have some: only the source of a
+        run that has been edited says so."""
+        may_be: Callable[[int], bool] | None = getattr(self._spec.fetch, "may_be_empty", None)
+        return may_be is not None and may_be(epoch)
 
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from contextlib import ExitStack
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -525,3 +525,48 @@ def test_what_cannot_be_edited_in_a_file_is_refused_by_name(
     assert not new.exists()
     told = capsys.readouterr().err
     assert re.search(why, told), told
+
+
+def by_epoch(source: Any, resume: Any, devices: int, **settings: Any) -> tuple[Any, list[Any]]:
+    """The rows of each epoch, and after each round how many rows have come, and the position."""
+    epochs: dict[int, list[int]] = {}
+    places = []
+    with feed(source, resume, 3, devices=devices, epochs=4, **settings) as coordinator:
+        train = coordinator["train"]
+        for batches in zip_longest(*(train.on(i) for i in range(devices))):
+            for batch in filter(None, batches):
+                epochs.setdefault(batch.epoch, []).extend(batch["x"].tolist())
+            places.append((len(every(epochs.values())), coordinator.snapshot()))
+    return epochs, places
+
+
+def without(name: str, size: int, *excluded: int) -> Any:
+    return corpus(name, size, excluded=excluded, seed=None)
+
+
+# Of a source that is put back at an epoch's start too little is left for a block, or what is left
+# is excluded: sources from there on, by what is left.
+EMPTY_EPOCHS: dict[str, Any] = {
+    "stop": lambda left: {"web": (without("web", 8), 1), "code": (without("code", 7), 4)},
+    "drop": lambda left: {"code": (without("code", 7, *left), 1)},
+    "repeat": lambda left: {"code": (without("code", 7, *left), 1)},
+}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("mode", EMPTY_EPOCHS)
+def test_an_epoch_that_has_nothing_left_is_passed_over(mode: str, devices: int) -> None:
+    web, code, at = without("web", 8), without("code", 7), 2 // devices - 1
+    came, places = by_epoch(mixed(mode, web=(web, 1), code=(code, 2)), None, devices)
+    left = {*range(10_000, 10_007)} - {*came[0][:6]}
+    # Without `code` epoch 0 ends with two more batches.
+    _, places = by_epoch(mixed(mode, web=(web, 1)), places[at][1], devices, edit="out")
+    now = EMPTY_EPOCHS[mode]([record - 10_000 for record in left])
+    epochs, later = by_epoch(mixed(mode, **now), places[at][1], devices, edit="in")
+    size = 5 if mode == "stop" else 4
+    assert {epoch: len({*rows}) for epoch, rows in epochs.items()} == {2: size, 3: size}
+    rows = every(epochs.values())
+    assert len(rows) == 2 * size
+    for num, state in later:
+        rest, _ = by_epoch(mixed(mode, **now), state, devices)
+        assert every(rest.values()) == rows[num:]
