@@ -295,7 +295,7 @@ def test_the_only_source_of_a_run_comes_on() -> None:
     source = sources.mix({"web": corpus("web", 8)})
     first, state = read(source, 3, **settings)
     with feed(source, state, edit="a note", **settings) as coordinator:
-        seen = [(one.step, one.row) for one in coordinator["train"].when("", 5)]
+        seen = [(one.step, one.row) for one in coordinator["train"].when("web", 5)]
         rows = first + [batch["x"].tolist() for batch in coordinator["train"]]
     found = [(step, of.index(5)) for step, of in enumerate(rows) if 5 in of]
     assert seen == found
