@@ -121,6 +121,8 @@ def unpack(history: Any, now: Settings) -> list[Edit]:
             now = now._replace(packing=packing or None, **told)._replace(
                 parts={n: parts.get(n) or now.parts[n] for n in own}
             )
+            if missing := now.parts.keys() - standings.keys():
+                raise ValueError(f"it does not say where {sorted(missing)} stood")
             edits.insert(0, Edit(epoch, call, record, step, note, standings, rest, now, left))
         return edits
 

@@ -282,6 +282,27 @@ def test_twenty_edits_are_a_small_position() -> None:
     assert sizes[-1] - sizes[0] <= 20 * 200
 
 
+@pytest.mark.parametrize("mode", ["drop", "stop", "repeat"])
+def test_twenty_edits_of_six_sources_by_uneven_weights_are_a_small_position(mode: str) -> None:
+    def source(number: int) -> Any:
+        return sources.mix(
+            {f"source {i}": (sources.arrays(np.arange(10**5)).shuffle(seed=1),
+                             0.1234567 * (i + 1) + 0.001 * number) for i in range(6)},
+            on_exhausted=mode,
+        )  # type: ignore[arg-type]  # fmt: skip
+
+    state = None
+    for number in range(21):
+        edit = f"edit number {number}" if number else None
+        _, state = read(source(number), 3, state, edit=edit, epochs=None)
+    # What came before is not mixed again to go on, nor to say how far the run is.
+    with feed(source(20), state, epochs=None) as coordinator:
+        coordinator["train"].stats()
+        run = coordinator["train"]._streams[0].config.stream.fetch.run
+        made = [n for n, chapter in enumerate(run.route.chapters) if "rest" in vars(chapter)]
+        assert made in ([], [20])
+
+
 def test_a_snapshot_of_a_function_has_no_start() -> None:
     replay = lambda worker_id, batch_size: [np.zeros(3)]  # noqa: E731
     with feeder.init_data_input_workers(["x"], replay, 3, coordinator=feeder.Coordinator()) as c:
