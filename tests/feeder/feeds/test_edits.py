@@ -295,6 +295,7 @@ def test_twenty_edits_of_six_sources_by_uneven_weights_are_a_small_position(mode
     for number in range(21):
         edit = f"edit number {number}" if number else None
         _, state = read(source(number), 3, state, edit=edit, epochs=None)
+    assert len(bytes(state)) <= 5000
     # What came before is not mixed again to go on, nor to say how far the run is.
     with feed(source(20), state, epochs=None) as coordinator:
         coordinator["train"].stats()
