@@ -592,3 +592,66 @@ def test_an_epoch_that_has_nothing_left_is_passed_over(mode: str, devices: int) 
     for num, state in later:
         rest, _ = by_epoch(mixed(mode, **now), state, devices)
         assert every(rest.values()) == rows[num:]
+
+
+def state_dict(source: Any, num: int, **settings: Any) -> tuple[list[int], Any]:
+    """The rows of some batches, of which nobody holds the last one, and the state after them."""
+    with feed(source, **settings) as coordinator:
+        rows = [batch["x"].tolist() for batch in islice(coordinator["train"], num)]
+        return every(rows), coordinator.state_dict()
+
+
+@pytest.mark.parametrize("num", range(8))
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("batch_size", [4, 7])
+def test_a_source_that_has_grown_in_front_is_refused_if_a_record_of_it_has_come(
+    num: int, seed: int | None, batch_size: int
+) -> None:
+    def grown(*more: int) -> Any:
+        source = sources.arrays(np.array([*more, *range(20)]))
+        return source if seed is None else source.shuffle(seed)
+
+    settings: dict[str, Any] = {"batch_size": batch_size, "epochs": 4}
+    _, state = state_dict(grown(), num, **settings)
+    if num == 0:
+        # Each record is still to come.
+        rows, _ = read(grown(-1, -2, -3), None, state, edit="in front", **settings)
+        assert sorted(every(rows)) == sorted([-1, -2, -3, *range(20)] * 4)
+        return
+    with pytest.raises(ResumeError, match="other rows than before"):
+        read(grown(-1, -2, -3), None, state, edit="in front", **settings)
+
+
+@pytest.mark.parametrize("num", range(1, 11))
+def test_a_source_of_a_mixture_that_has_grown_is_compared_or_named(num: int, caplog: Any) -> None:
+    def mixture(*more: int) -> Any:
+        rare = sources.arrays(np.array([*more, *range(10_000, 10_020)]))
+        return mixed(web=(corpus("web"), 11), code=(rare, 1))
+
+    rows, state = state_dict(mixture(), num)
+    told = "whether 'code' has grown at its end is not compared"
+    if any(row >= 10_000 for row in rows[-4:]):
+        with pytest.raises(ResumeError, match="other rows than before"):
+            read(mixture(-1), 1, state, edit="in front")
+        assert told not in caplog.text
+        # A snapshot has the rows that are left over, so that no call is made again.
+        _, state = read(mixture(), num)
+    read(mixture(-1), 1, state, edit="in front")
+    assert (told in caplog.text) == any(row >= 10_000 for row in rows)
+
+
+def test_what_came_before_an_epoch_that_was_passed_over_is_compared_with_nothing_else() -> None:
+    web, code = without("web", 8), without("code", 7)
+    settings: dict[str, Any] = {"batch_size": 3, "epochs": 4}
+    _, state = state_dict(mixed("stop", web=(web, 1), code=(code, 2)), 2, **settings)
+    alone = mixed("stop", web=(web, 1))
+    _, state = state_dict(alone, 2, resume=state, edit="out", **settings)
+    now = mixed("stop", web=(web, 1), code=(code, 4))
+    wanted = None
+    for edit in ("in", "a note", "another"):
+        with feed(now, state, 3, epochs=4, edit=edit) as coordinator:
+            state = coordinator.state_dict()
+            rows = [batch["x"].tolist() for batch in coordinator["train"]]
+        assert rows == (wanted or rows)
+        wanted = rows
+    assert [len(batch) for batch in rows] == [3, 2, 3, 2]
