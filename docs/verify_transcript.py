@@ -6,7 +6,7 @@
 One file is checked cell by cell, and the number of its steps and the chain after its last one are
 printed. Of two files the first step that differs is printed, too. The exit status is 0 if all is as
 it should be, 1 if steps differ, 2 if a file is damaged, and otherwise 3 if the last bytes of a file
-do not fit its chain. A write that was cut off leaves such bytes, and a change of the last cell does.
+do not fit its chain, as after a write that was cut off, or a change of the last cell.
 
 `step_digest` computes what a step's cell has to say from the rows that the step is said to have
 had. It needs NumPy and xxhash; all else is Python's own.

@@ -52,7 +52,7 @@ def read_pairs(code, data):
     size = data[0]
     steps = [int.from_bytes(data[i : i + size], "little") for i in range(1, len(data), size)]
     numbers = list(itertools.accumulate(steps))
-    return [[a, b] for a, b in zip(numbers[::2], numbers[1::2])]
+    return [[a, b] for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
 def read_checkpoint(data):

@@ -19,7 +19,8 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from itertools import chain, pairwise
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgpack
@@ -296,15 +297,19 @@ def _in_steps(value: Any) -> Any:
         return {name: _in_steps(one) for name, one in value.items()}
     if not isinstance(value, list | tuple):
         return value
-    if len(value) >= _MANY_PAIRS and all(isinstance(p, list | tuple) and len(p) == 2 for p in value):
-        numbers = [0, *chain(*value)]
-        if all(type(n) is int for n in numbers) and numbers == sorted(numbers) and (
-            numbers[-1] < 2**63
-        ):  # fmt: skip
-            steps = np.array([b - a for a, b in pairwise(numbers)])
-            made = steps.astype(np.min_scalar_type(steps.max()).newbyteorder("<"))
-            return msgpack.ExtType(_PAIRS, bytes([made.itemsize]) + made.tobytes())
-    return [_in_steps(one) for one in value]
+    if not (numbers := _growing(value)):
+        return [_in_steps(one) for one in value]
+    steps = np.diff(np.array(numbers, np.int64), prepend=0)
+    made = steps.astype(np.min_scalar_type(steps.max()).newbyteorder("<"))
+    return msgpack.ExtType(_PAIRS, bytes([made.itemsize]) + made.tobytes())
+
+
+def _growing(pairs: Sequence[Any]) -> list[int]:
+    """The numbers of many pairs that grow; none if it is anything else."""
+    are_pairs = all(isinstance(one, list | tuple) and len(one) == 2 for one in pairs)
+    numbers = [*chain(*pairs)] if are_pairs and len(pairs) >= _MANY_PAIRS else []
+    is_growing = all(type(n) is int for n in numbers) and numbers == sorted(numbers)
+    return numbers if is_growing and numbers and numbers[0] >= 0 and numbers[-1] < 2**63 else []
 
 
 def _of_steps(code: int, data: bytes) -> list[list[int]]:

@@ -252,6 +252,9 @@ def test_a_token_written_by_the_page_is_resumed_from(page: dict[str, Any]) -> No
 
 def test_the_page_is_of_the_versions_in_force() -> None:
     text = Path(PAGE).read_text()
-    assert "at format 3 (formats 1 and 2 are read), checkpoints at format 1, tokens at format 3" in text
+    assert (
+        "at format 3 (formats 1 and 2 are read), checkpoints at format 1, tokens at format 3"
+        in text
+    )
     assert "version, 1 to 3" in text
     assert (feeder.state.snapshot.SNAPSHOT_VERSION, feeder.state.token.TOKEN_VERSION) == (3, 3)

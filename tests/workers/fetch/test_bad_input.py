@@ -288,7 +288,8 @@ def test_epochs_that_fill_no_batch_are_an_error_in_a_stream_without_end(
     size: Any = {"global_batch_size": 6 * devices} if kind == "global" else {"batch_size": 6}
     coordinator = feeder.init_data_input_workers(
         ["x"], given, epochs=None, last_batch="drop", last_round=last_round, rounds=rounds,
-        devices=devices, num_worker_threads=1, coordinator=feeder.Coordinator(), timeout=WAIT_S, **size,
+        devices=devices, num_worker_threads=1, coordinator=feeder.Coordinator(), timeout=WAIT_S,
+        **size,
     )  # fmt: skip
     says = "no epoch fills a batch of 6 rows|has fewer batches than the 2 queues"
     with coordinator, pytest.raises(feeder.FeedError, match=says):
