@@ -56,8 +56,8 @@ class DeviceFeed(EpochReader):
         # The round of that batch, from 1; 0 where none of `_ready` is such a one.
         self._trigger_at = 0
         self._has_ended = False
-        # The batch that was handed out last, until the next one is asked for: a position says what
-        # its last call gave, and finds it here if the user has let it go.
+        # The batch that was handed out last, until the next one is asked for, if a position says
+        # what its last call gave: that is found here if the user has let it go.
         self._newest: Batch | None = None
 
     def _read(self, stream: Stream) -> None:
@@ -128,7 +128,7 @@ class DeviceFeed(EpochReader):
                     raise
             if self._receive is None:
                 del ready[0]
-                self._newest = batch
+                self._newest = batch if batch.place.batch is not None else None
             return batch
         finally:
             self._is_read = False
