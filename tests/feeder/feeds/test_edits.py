@@ -283,13 +283,13 @@ def test_twenty_edits_are_a_small_position() -> None:
 
 
 @pytest.mark.parametrize("mode", ["drop", "stop", "repeat"])
-def test_twenty_edits_of_six_sources_by_uneven_weights_are_a_small_position(mode: str) -> None:
+def test_twenty_edits_of_six_sources_by_uneven_weights_are_a_small_position(mode: Any) -> None:
     def source(number: int) -> Any:
         return sources.mix(
             {f"source {i}": (sources.arrays(np.arange(10**5)).shuffle(seed=1),
                              0.1234567 * (i + 1) + 0.001 * number) for i in range(6)},
             on_exhausted=mode,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
 
     state = None
     for number in range(21):
