@@ -5,7 +5,8 @@
 
 One file is checked cell by cell, and the number of its steps and the chain after its last one are
 printed. Of two files the first step that differs is printed, too. The exit status is 0 if all is as
-it should be, 1 if steps differ, 2 if a file is damaged.
+it should be, 1 if steps differ, 2 if a file is damaged, and otherwise 3 if the last bytes of a file
+do not fit its chain, as after a write that was cut off, or a change of the last cell.
 
 `step_digest` computes what a step's cell has to say from the rows that the step is said to have
 had. It needs NumPy and xxhash; all else is Python's own.
@@ -123,13 +124,14 @@ def main(paths):
         steps = sorted(found[-1].digests)
         told = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
         print(f"{path}: {len(steps)} cells, {told}, chain {found[-1].last_chain.hex()}")
-        if found[-1].rest:
-            print(f"{path}: {found[-1].rest} bytes at its end are no whole cell")
-    if len(found) == 1:
-        return 0
-    first = first_difference(*found)
-    print("all steps are equal" if first is None else f"step {first} is the first that differs")
-    return 0 if first is None else 1
+        if rest := found[-1].rest:
+            print(f"{path}: the last {rest} bytes do not fit the chain: a cut write or a change")
+    if len(found) == 2:
+        first = first_difference(*found)
+        print("all steps are equal" if first is None else f"step {first} is the first that differs")
+        if first is not None:
+            return 1
+    return 3 if any(one.rest for one in found) else 0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ what it waits for may come only when a reader has used just that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.queue import Queue
@@ -272,6 +272,8 @@ class Enqueuer:
         self._start = start
         # Whether an epoch that ends now has given no row at all.
         self._empty_epoch = start.begins_epoch
+        # The batches before the epoch at hand, and how many epochs before it had rows for none.
+        self._step, self._num_unfilled = assembler.step, 0
 
     def steps(self) -> Iterator[bool]:
         """Make batches until the end of the stream. Who drives it, a thread of its own or the
@@ -350,12 +352,13 @@ class Enqueuer:
 
     def _end_epoch(self, end: EpochEnd) -> Iterator[bool]:
         epoch = end.position.epoch - 1
-        if self._empty_epoch:
+        if self._empty_epoch and not self._may_be_empty(epoch):
             skipped = getattr(self._spec.fetch, "skipped", None)
             # One epoch of nothing ends quietly, unless all that there was is defective.
             if skipped or self._spec.epochs != 1:
                 raise FetchError(f"epoch {epoch} ended without a row; {_why_empty(skipped)}")
         self._empty_epoch = True
+        self._check_filled(epoch)
         if self._places is not None:
             # Calls beyond the end may still be writing behind the rows of its last batch.
             self._router.flush()
@@ -365,11 +368,40 @@ class Enqueuer:
             self._router.end_epoch(self._assembler.start_of(end.position))
             self._assembler.begin_round()
 
+    def _check_filled(self, epoch: int) -> None:
+        """Raise `FeedError` if no epoch of a stream without end fills a batch: it would be read for
+        ever."""
+        spec, step = self._spec, self._assembler.step
+        is_unfilled = step == self._step and not self._may_be_empty(epoch)
+        self._num_unfilled = self._num_unfilled + 1 if is_unfilled else 0
+        self._step = step
+        # Those of shards differ by a record; and one that was resumed may be a rest.
+        is_dropped = spec.epochs is None and spec.last_batch == "drop"
+        if is_dropped and self._num_unfilled > _turns(spec.fetch):
+            raise FeedError(
+                f"no epoch fills a batch of {spec.batch_size} rows, up to epoch {epoch}, and "
+                "last_batch='drop' leaves their rows out: use a smaller batch_size, or another "
+                "last_batch"
+            )
+
+    def _may_be_empty(self, epoch: int) -> bool:
+        """Whether an epoch may have no row, though those to come have some: only the source of a
+        run that has been edited says so."""
+        may_be: Callable[[int], bool] | None = getattr(self._spec.fetch, "may_be_empty", None)
+        return may_be is not None and may_be(epoch)
+
     def _learn_row_bytes(self) -> None:
         columns = self._assembler.columns
         if self._queue.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
             row_bytes = sum(column.row_bytes for column in columns)
             self._queue.learn(row_bytes)
+
+
+def _turns(fetch: Any) -> int:
+    """After how many epochs they have as many rows again; 1 of a function, which does not tell."""
+    # Behind an edit all epochs are alike, and a run that has been edited does not tell.
+    turns: int = 1 if hasattr(fetch, "may_be_empty") else getattr(fetch, "num_turns", 1)
+    return turns
 
 
 def _why_empty(skipped: int | None) -> str:

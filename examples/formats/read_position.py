@@ -1,7 +1,9 @@
 """Reads snapshots, tokens and checkpoints without feeder, as docs/snapshot-format.md specifies
 them, with msgpack and xxhash."""
 
+import itertools
 import struct
+import zlib
 
 import msgpack
 import xxhash
@@ -15,12 +17,16 @@ def read_snapshot(data):
     body = data[36:]
     if length != len(body) or xxhash.xxh3_128_digest(data[8:20] + body) != data[20:36]:
         raise ValueError("damaged")
-    if version != 1:
+    if version not in (1, 2, 3):
         raise ValueError("another version")
     (size,) = struct.unpack("<I", body[:4])
-    header, at = msgpack.unpackb(body[4 : 4 + size]), 4 + size
+    packed, at = body[4 : 4 + size], 4 + size
+    if version == 3:
+        packed = zlib.decompress(packed)
     streams = []
-    for name, number, fingerprint, token, columns, rows, _ in header:
+    for name, number, fingerprint, token, columns, rows, *_ in msgpack.unpackb(
+        packed, ext_hook=read_pairs
+    ):
         held = None
         if rows is not None:
             held = []
@@ -39,6 +45,14 @@ def read_snapshot(data):
             }
         )
     return streams
+
+
+def read_pairs(code, data):
+    """Pairs of growing numbers, of which the steps are written."""
+    size = data[0]
+    steps = [int.from_bytes(data[i : i + size], "little") for i in range(1, len(data), size)]
+    numbers = list(itertools.accumulate(steps))
+    return [[a, b] for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
 def read_checkpoint(data):

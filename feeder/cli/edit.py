@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from feeder.cli.arguments import count
-from feeder.cli.position import add_feed, add_file, feed_in, position_in
+from feeder.cli.position import add_feed, add_file, feed_in, given, position_in
 from feeder.errors import ConfigError
 from feeder.state.rewriting import edited
 from feeder.state.snapshot import Snapshot
@@ -66,12 +66,9 @@ def main(arguments: argparse.Namespace) -> int:
         for size in ("batch_size", "global_batch_size")
         if (rows := getattr(arguments, size)) is not None
     }
-    states = [
-        edited(state, arguments.why, weights=weights, sizes=sizes, seed=arguments.seed)
-        if state is meant
-        else state
-        for state in position.states
-    ]
+    with given():
+        made = edited(meant, arguments.why, weights=weights, sizes=sizes, seed=arguments.seed)
+    states = [made if state is meant else state for state in position.states]
     try:
         Snapshot(tuple(states)).write(arguments.output)
     except OverflowError as error:

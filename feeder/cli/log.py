@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from feeder.cli.arguments import in_words
-from feeder.cli.position import add_file, position_in
+from feeder.cli.position import add_file, given, position_in
 from feeder.state.history import chapters_of
 
 
@@ -23,7 +23,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Print the history."""
     states = position_in(arguments).states
-    told = {f"{state.name}[{state.number}]": chapters_of(state) for state in states}
+    with given():
+        told = {f"{state.name}[{state.number}]": chapters_of(state) for state in states}
     if arguments.json:
         print(json.dumps(told, indent=2))
         return 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from feeder.checkpoint.resuming import find_position
-from feeder.errors import ConfigError
+from feeder.errors import CheckpointError, ConfigError, ResumeError
 from feeder.state.snapshot import Snapshot, StreamState
 
 
@@ -20,9 +22,19 @@ def add_feed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--feed", metavar="NAME", help="which feed, if the position has several")
 
 
+@contextmanager
+def given() -> Iterator[None]:
+    """A position that cannot be read is a wrong argument: to call the command again is no help."""
+    try:
+        yield
+    except (CheckpointError, ResumeError) as error:
+        raise ConfigError(str(error)) from error
+
+
 def position_in(arguments: argparse.Namespace) -> Snapshot:
-    """The position in the file."""
-    position = find_position(os.path.abspath(arguments.file), None).position
+    """The position in the file. Raises `ConfigError`."""
+    with given():
+        position = find_position(os.path.abspath(arguments.file), None).position
     assert isinstance(position, Snapshot)
     return position
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from feeder.cli.position import add_feed, add_file, feed_in, position_in
+from feeder.cli.position import add_feed, add_file, feed_in, given, position_in
 from feeder.feeds.records import Asked, asked_of, records_of
 from feeder.workers.stream.position import Cut
 
@@ -38,8 +38,9 @@ def add_position(parser: argparse.ArgumentParser) -> None:
 
 
 def find_asked(arguments: argparse.Namespace) -> tuple[Asked, Cut]:
-    """The stream that is asked, and the place of its position."""
-    return asked_of(feed_in(position_in(arguments), arguments.feed))
+    """The stream that is asked, and the place of its position. Raises `ConfigError`."""
+    with given():
+        return asked_of(feed_in(position_in(arguments), arguments.feed))
 
 
 def main(arguments: argparse.Namespace) -> int:

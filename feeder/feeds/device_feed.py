@@ -56,6 +56,9 @@ class DeviceFeed(EpochReader):
         # The round of that batch, from 1; 0 where none of `_ready` is such a one.
         self._trigger_at = 0
         self._has_ended = False
+        # The batch that was handed out last, until the next one is asked for, if a position says
+        # what its last call gave: that is found here if the user has let it go.
+        self._newest: Batch | None = None
 
     def _read(self, stream: Stream) -> None:
         """The next batches are those of this stream."""
@@ -86,6 +89,8 @@ class DeviceFeed(EpochReader):
             self._refuse_second()
         try:
             self._is_read = True
+            # Before the wait: its memory may be that of the next one.
+            self._newest = None
             if (ready := self._claim()) is None:
                 self._end_is_told = True
                 raise StopIteration
@@ -123,6 +128,7 @@ class DeviceFeed(EpochReader):
                     raise
             if self._receive is None:
                 del ready[0]
+                self._newest = batch if batch.place.batch is not None else None
             return batch
         finally:
             self._is_read = False
@@ -252,7 +258,7 @@ class DeviceFeed(EpochReader):
     def drop(self) -> None:
         """Forget the batches at hand: the stream has been stopped, or this is a forked child."""
         # Replaced and not cleared: the user's thread may be about to hand out the first of them.
-        self._ready, self._later = deque(), deque()
+        self._ready, self._later, self._newest = deque(), deque(), None
 
     def __repr__(self) -> str:
         return f"<DeviceFeed {self._stream.config.name!r} on {self.device!r}>"

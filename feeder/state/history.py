@@ -15,12 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from feeder.errors import ConfigError, FeedError, ResumeError
 from feeder.state.fingerprint import differences, fingerprint_digest
 from feeder.state.snapshot import HISTORY, StreamState
 from feeder.state.token import StreamId
 from feeder.workers.fetch.resuming import Resume
-from feeder.workers.stream.position import Cut, Position
+from feeder.workers.stream.batch import Call
+from feeder.workers.stream.position import Cut, Leftover, Position
 from feeder.workers.stream.rounds import Dealing
 from feeder.workers.stream.spec import FILE_ORDER
 
@@ -121,6 +124,8 @@ def unpack(history: Any, now: Settings) -> list[Edit]:
             now = now._replace(packing=packing or None, **told)._replace(
                 parts={n: parts.get(n) or now.parts[n] for n in own}
             )
+            if missing := now.parts.keys() - standings.keys():
+                raise ValueError(f"it does not say where {sorted(missing)} stood")
             edits.insert(0, Edit(epoch, call, record, step, note, standings, rest, now, left))
         return edits
 
@@ -297,7 +302,9 @@ def edit(given: Positions, state: StreamState, note: str, further: Further | Non
         cut, rows = _cut(given, state), state.rows
         made = made._replace(step=cut.step)
     owner = _edited(given, [*edits, made], now, pack([*edits, made], now))
-    tell(given.config.name, made, now, _came(given, edits, made, now))
+    last = cut.checked if state.rows is None else None
+    more = [*_came(given, edits, made, now), *_not_compared(run.run, made, now, last)]
+    tell(given.config.name, made, now, more)
     # Rows of another length are other columns.
     is_alike = (was.packing or {}).get("seq_len") == (now.packing or {}).get("seq_len")
     return Resume(
@@ -379,11 +386,14 @@ def after_round(
         )
     call, found = walk.place()
     step = cut.step + len(sizes)
+    # The last call is compared, if it is still the last one, of this epoch or the one before.
+    passed, checked = walk.epoch - cut.position.epoch, cut.checked
+    if checked is not None and checked.call >= cut.position.calls[0]:
+        passed += passed > 0
     cut = replace(
         cut, epoch=walk.epoch, index=index, step=step, leftover=None,
         position=Position(walk.epoch, 0, (True,), (call,), (0,), (None,)),
-        # The last call is compared, if it is still the last one.
-        checked=None if sizes else cut.checked,
+        checked=None if sizes or passed > 1 else checked,
         dealing=dealing and dealing.begun_at(step),
     )  # fmt: skip
     return cut, found
@@ -432,6 +442,29 @@ def _came(given: Positions, edits: Sequence[Edit], made: Edit, now: Settings) ->
             f"{len(came)} of the {len(numbers)} records that are excluded have come already{where}"
         )
     return told
+
+
+def _not_compared(run: Run, made: Edit, now: Settings, last: Leftover | None) -> list[str]:
+    """What has grown where nobody sees whether that was at its end: no file tells, and it has no
+    record of the last call, if that is made again and compared."""
+    was = made.was.parts
+    grown = {
+        name: number
+        for number, name in enumerate(run.names)
+        if name in was and name in now.parts and now.parts[name].size > was[name].size
+        and not now.parts[name].data and made.standings[name].position
+    }  # fmt: skip
+    if grown and last is not None:
+        # A call that is not done in the position's epoch has ended the one before.
+        epoch = made.epoch - (last.call >= made.call)
+        records = np.arange(*run.rows_of(epoch, last.call))
+        compared = {*run.route(records, Call(last.call, epoch, 0, 1, 0)).parts.tolist()}
+        grown = {name: number for name, number in grown.items() if number not in compared}
+    return [
+        f"whether {repr(name) if name else 'the source'} has grown at its end is not compared: the "
+        "position does not say what its last call had of it"
+        for name in grown
+    ]
 
 
 # ---- What an edit may change

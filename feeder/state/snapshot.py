@@ -10,13 +10,17 @@ Layout, all integers little-endian::
 
 The header lists the feeds: name, stream number, fingerprint, token, columns as observed, and
 where their leftover rows lie. Nothing in it names code, and nothing is unpickled. Version 2 also
-lists records that were left out; without any version 1 is written, which every feeder reads.
+lists records that were left out; without any version 1 is written, which every feeder reads. In
+version 3 the header is compressed: one of a run with many edits, or many excluded records.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import zlib
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgpack
@@ -33,7 +37,7 @@ from feeder.workers.public import public
 from feeder.workers.stream.chunks import Column, Columns
 from feeder.workers.stream.position import Cut, Partitions
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 HISTORY = "source.history"
 """The field of a fingerprint that has the edits of a run."""
 _MAGIC = b"FEEDSNAP"
@@ -44,6 +48,17 @@ _HEAD_BYTES = len(_MAGIC) + _NUMBERS.size + 16
 # threads of the feed; above the second it takes long enough for these to go on meanwhile.
 _DROP_GIL_BYTES = 1024 * 1024
 _KEEPS_GIL_BYTES = 64 * 1024 if int(xxhash.VERSION.partition(".")[0]) >= 4 else _DROP_GIL_BYTES
+
+_LARGE_BYTES = 4096
+"""A header of more bytes is compressed."""
+# Names, sizes and weights come again with each source and each edit: a run of six sources and 20
+# edits has 3 kB in place of 8, in 0.2 ms (2026-11-29).
+
+_MOST_HEADER_BYTES = 2**28
+"""More than any header has that is no attack."""
+
+_PAIRS, _MANY_PAIRS = 1, 16
+"""Pairs of growing numbers, as excluded ranges are, are written as steps if there are so many."""
 
 _LONGEST_PATH = 255
 """Of a longer path messages show the ends alone: it may be the text of a position."""
@@ -90,19 +105,16 @@ class Snapshot:
     def __bytes__(self) -> bytes:
         blobs: list[Any] = []
         entries: list[list[Any]] = []
-        version = 1 + any(state.left_out for state in self.states)
         for state in self.states:
             rows = state.rows
             placed = None if rows is None else [pack_array(array, blobs) for array in rows]
             entries.append(
                 [state.name, state.number, state.fingerprint, state.token,
-                 _column_fields(state.columns), placed, state.summary]
+                 _column_fields(state.columns), placed, state.summary, state.left_out]
             )  # fmt: skip
-            if version > 1:
-                entries[-1].append(state.left_out)
         # The rows are not in the header: msgpack would copy them, and a header stays small enough
         # to be checked before its rows are looked at.
-        header: bytes = msgpack.packb(entries)
+        version, header = _header(entries)
         parts = [len(header).to_bytes(4, "little"), header, *blobs]
         numbers = _NUMBERS.pack(version, sum(len(part) for part in parts))
         digest = _digest(numbers, parts)
@@ -139,7 +151,7 @@ class Snapshot:
                 f"snapshot has a header of {header_bytes} bytes, expected at most "
                 f"{most_header_bytes}; take one of this feed alone"
             )
-        return cls(_parse(body, version))
+        return cls(_parse(body, version, most_header_bytes or _MOST_HEADER_BYTES))
 
     def describe(self) -> str:
         """A line per stream: where it stands, and what is left over; of a mixture another one, how
@@ -260,20 +272,68 @@ def _digest(numbers: Any, parts: list[Any]) -> bytes:
     return hasher.digest()
 
 
+def _header(entries: list[list[Any]]) -> tuple[int, bytes]:
+    """The version that is written, and the header of streams."""
+    version = 1 + any(left_out for *_, left_out in entries)
+    header: bytes = msgpack.packb(entries if version > 1 else [one[:-1] for one in entries])
+    if len(header) <= _LARGE_BYTES:
+        return version, header
+    return SNAPSHOT_VERSION, zlib.compress(msgpack.packb(_in_steps(entries)))
+
+
+def _read_header(header: memoryview, version: int, most_bytes: int) -> Any:
+    if version < SNAPSHOT_VERSION:
+        return msgpack.unpackb(header)
+    inflating = zlib.decompressobj()
+    data = inflating.decompress(header, most_bytes)
+    if not inflating.eof:
+        raise ValueError(f"its header has more than {most_bytes} bytes")
+    return msgpack.unpackb(data, ext_hook=_of_steps)
+
+
+def _in_steps(value: Any) -> Any:
+    """A value with all that are many pairs of growing numbers as the steps between these."""
+    if isinstance(value, dict):
+        return {name: _in_steps(one) for name, one in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    if not (numbers := _growing(value)):
+        return [_in_steps(one) for one in value]
+    steps = np.diff(np.array(numbers, np.int64), prepend=0)
+    made = steps.astype(np.min_scalar_type(steps.max()).newbyteorder("<"))
+    return msgpack.ExtType(_PAIRS, bytes([made.itemsize]) + made.tobytes())
+
+
+def _growing(pairs: Sequence[Any]) -> list[int]:
+    """The numbers of many pairs that grow; none if it is anything else."""
+    are_pairs = all(isinstance(one, list | tuple) and len(one) == 2 for one in pairs)
+    numbers = [*chain(*pairs)] if are_pairs and len(pairs) >= _MANY_PAIRS else []
+    is_growing = all(type(n) is int for n in numbers) and numbers == sorted(numbers)
+    return numbers if is_growing and numbers and numbers[0] >= 0 and numbers[-1] < 2**63 else []
+
+
+def _of_steps(code: int, data: bytes) -> list[list[int]]:
+    """The pairs of numbers again."""
+    if code != _PAIRS:
+        raise ValueError(f"unknown extension {code}")
+    steps = np.frombuffer(data[1:], f"<u{data[0]}").astype(np.int64)
+    pairs: list[list[int]] = np.cumsum(steps).reshape(-1, 2).tolist()
+    return pairs
+
+
 def _column_fields(columns: Columns | None) -> Any:
     if columns is None:
         return None
     return [[c.name, c.axis, dtype_fields(c.dtype), c.shape] for c in columns]
 
 
-def _parse(body: memoryview, version: int) -> tuple[StreamState, ...]:
+def _parse(body: memoryview, version: int, most_bytes: int) -> tuple[StreamState, ...]:
     """The streams of a body whose digest is right."""
     try:
         end = 4 + int.from_bytes(body[:4], "little")
         states = []
-        for name, number, fingerprint, token, columns, placed, summary, *more in msgpack.unpackb(
-            body[4:end]
-        ):
+        entries = _read_header(body[4:end], version, most_bytes)
+        for name, number, fingerprint, token, columns, placed, summary, *more in entries:
             (left_out,) = more if version > 1 else [()]
             numbers = [number, *summary]
             if not (type(name) is str and isinstance(token, bytes) and len(numbers) == 5):

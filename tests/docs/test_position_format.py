@@ -134,6 +134,21 @@ def test_the_pages_reader_finds_what_the_library_does(
             assert page["read_token"](batch.cut.token()) == read["token"]
 
 
+@pytest.mark.parametrize("step", [2, 300, 70_000, 2**33])
+def test_the_pages_reader_reads_headers_that_are_compressed(
+    page: dict[str, Any], step: int
+) -> None:
+    source = feeder.sources.samples(lambda info: np.int64(info.idx_in_epoch), 2000 * step)
+    excluded = source.exclude(range(1, 1000 * step, step))
+    with make(excluded, ["x"]) as coordinator:
+        next(coordinator["train"])
+        data = bytes(coordinator.snapshot())
+    assert data[8] == 3
+    (read,), (state,) = page["read_snapshot"](data), feeder.Snapshot.from_bytes(data).states
+    assert read["fingerprint"] == state.fingerprint
+    assert len(read["fingerprint"]["source.excluded"]) == 1000
+
+
 def test_the_pages_reader_reads_values_and_arrays(page: dict[str, Any]) -> None:
     values = (
         (), (1, ("a", b"b")), 2**200, -(2**64), {"k": [1.5, None, True]}, "\udcff", {1: 2, (3): ()}
@@ -237,6 +252,9 @@ def test_a_token_written_by_the_page_is_resumed_from(page: dict[str, Any]) -> No
 
 def test_the_page_is_of_the_versions_in_force() -> None:
     text = Path(PAGE).read_text()
-    assert "at format 2 (format 1 is read), checkpoints at format 1, tokens at format 3" in text
+    assert (
+        "at format 3 (formats 1 and 2 are read), checkpoints at format 1, tokens at format 3"
+        in text
+    )
     assert "version, 1 to 3" in text
-    assert (feeder.state.snapshot.SNAPSHOT_VERSION, feeder.state.token.TOKEN_VERSION) == (2, 3)
+    assert (feeder.state.snapshot.SNAPSHOT_VERSION, feeder.state.token.TOKEN_VERSION) == (3, 3)

@@ -299,8 +299,7 @@ def draw_edit(draw: random.Random, made: Made) -> tuple[str, Made]:
         weights = {n: draw.randint(1, 4) for n in parts}
     elif kind == "add" and fresh and len(parts) < 6:
         new = draw.choice(fresh)
-        data = draw_data(draw, new)
-        parts[new] = replace(data, size=data.size + 9) if made.mode == "stop" else data
+        parts[new] = draw_data(draw, new)
         weights[new] = draw.randint(1, 4)
     elif kind == "remove" and len(parts) > 1:
         known[name] = parts.pop(name)
@@ -317,8 +316,7 @@ def draw_edit(draw: random.Random, made: Made) -> tuple[str, Made]:
         data = parts[name]
         first = draw.randrange(data.size)
         ranges = sources_ranges(data.excluded, (first, min(data.size, first + draw.randint(1, 4))))
-        least = 10 if made.mode == "stop" else 1
-        if len(replace(data, excluded=ranges).kept) >= least:
+        if replace(data, excluded=ranges).kept:
             parts[name] = replace(data, excluded=ranges)
     elif kind == "batch":
         return kind, replace(made, batch=draw.randint(1, 6))
@@ -381,8 +379,13 @@ class History:
         return Model(made)
 
     def _has_batches(self, made: Made) -> bool:
-        """Whether each epoch has a batch: a feed without any would go on for ever."""
-        return self.last_batch == "keep" or made.source(all_known=False).epoch_size >= made.batch
+        """Whether a whole epoch has a batch."""
+        try:
+            source = made.source(all_known=False)
+        except ConfigError as error:
+            assert "fewer than one block" in str(error)
+            return False
+        return self.last_batch == "keep" or source.epoch_size >= made.batch
 
     def _sized(self, made: Made) -> Made:
         """With a global batch that all numbers of queues divide."""

@@ -248,9 +248,6 @@ class PackedHistory(History):
     def model_of(self, made: Any) -> Any:
         return PackedModel(made)
 
-    def _has_batches(self, made: Made) -> bool:
-        return True
-
     def _end_epochs(self) -> None:
         self.model.end_epochs()
 

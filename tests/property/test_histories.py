@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
+import numpy as np
 import pytest
 
 import parts
-from property.histories import KINDS, run
+from feeder import Call
+from feeder.state.history import described
+from feeder.state.snapshot import Snapshot
+from property.histories import KINDS, History, run
 from property.packed_histories import PackedHistory
 
 pytestmark = pytest.mark.timeout(600)  # of many histories
@@ -37,3 +41,24 @@ def test_a_history_is_that_of_the_model_at_each_step(caplog: pytest.LogCaptureFi
     done = run(17, most_edits=20, each_step=True)
     assert set(done) & set(KINDS)
     assert done["resumes"] > 10
+
+
+@pytest.mark.parametrize("seed", range(200, 240 if parts.is_full else 212))
+def test_what_has_come_of_each_source_is_counted(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "feeder")
+    history = History(seed)
+    history.run(2, edits=False)
+    for _ in range(6):
+        history.run(2, edits=True)
+    (state,) = Snapshot.from_bytes(
+        history.state["feeder"] if isinstance(history.state, dict) else history.state
+    ).states
+    route = described(state.fingerprint).run.route  # type: ignore[attr-defined]
+    for epoch in range(max(chapter.epoch for chapter in route.chapters) + 2):
+        records = np.arange(route.length(epoch))
+        parts_of = route(records, Call(0, epoch, 0, 1, 0)).parts
+        for num in range(len(records) + 1):
+            counts = np.bincount(parts_of[:num], minlength=route.num_parts)
+            assert route.counts(num, epoch).tolist() == counts.tolist(), (epoch, num)

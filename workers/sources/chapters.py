@@ -413,6 +413,18 @@ class Chapter:
             return np.zeros(len(self.parts), np.int64)
         return np.array(list(route.counts(record - first, epoch, self.seed).values()))
 
+    def counts_before(self, after: Chapter) -> Numbers:
+        """How many records of each of its sources come in all, if the chapter after it begins in
+        the same epoch: as far as these have moved. No blocks are made for it."""
+        assert after.edit is not None
+        counts = []
+        for name, then, size in zip(self.settings.parts, self.standings, self.sizes, strict=True):
+            now = after.edit.standings[name]
+            passes = now.epoch - then.epoch
+            passed = then.length + (passes - 1) * size if passes else 0
+            counts.append(now.position - then.position + passed)
+        return np.array(counts, np.int64)
+
     def standing(self, record: int, epoch: int) -> dict[int, Standing]:
         """Where each of its sources stands before a record, by its number."""
         parts = np.arange(len(self.parts))
@@ -489,10 +501,12 @@ class EditedRoute:
     def counts(self, record: int, epoch: int) -> Numbers:
         """Records of each source among the first of an epoch."""
         made, of = np.zeros(self.num_parts, np.int64), self._of(epoch)
-        ends = [*(c.record for c in of[1:]), record]
-        for chapter, end in zip(of, ends, strict=True):
+        for chapter, after in zip(of, [*of[1:], None], strict=True):
             first = chapter.record if chapter.epoch == epoch else 0
-            if (until := min(end, record)) > first:
+            until = record if after is None else min(after.record, record)
+            if after is not None and after.record <= record and chapter.epoch == epoch:
+                made[chapter.parts] += chapter.counts_before(after)
+            elif until > first:
                 made[chapter.parts] += chapter.counts(until, epoch)
         return made
 

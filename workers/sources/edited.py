@@ -265,6 +265,11 @@ class Edited(Source):
         """Rows of an epoch: see `Run.rows`."""
         return self.run.rows(epoch, batch_size)
 
+    def may_be_empty(self, epoch: int) -> bool:
+        """Whether an epoch may have no row, though those to come have some: one that an edit lies
+        in has what is left of the passes, which may be less than a block of the mixture."""
+        return any(edit.epoch == epoch for edit in self.run.edits)
+
     @property
     def num_turns(self) -> int:
         """Not told: epochs differ, and do not come again."""

@@ -39,6 +39,7 @@ from feeder.workers.sources.stores.reading import (
     Columns,
     Faults,
     Piece,
+    ReadOnce,
     RecordError,
     Records,
     masked_error,
@@ -355,7 +356,9 @@ class Packed(Windowed):
         with cuts.lock:
             # A piece begins where the one before it ends: mostly that has been read.
             while len(cuts.starts) < number + 2 and cuts.starts[-1] < cuts.stop:
-                samples = self._bounded(cuts, call)
+                read = ReadOnce(lambda: self._bounded(cuts, call))
+                # What is left out is noted by the call that it belongs to: read again for it.
+                samples = None if read.has_left_out else read.value
         if len(cuts.starts) < number + 2:
             return first, []
         start, stop = cuts.starts[number : number + 2]

@@ -269,6 +269,33 @@ def test_a_file_that_was_changed_before_the_position_is_refused_and_kept(tmp_pat
     assert verifier().main([str(path)]) == 2
 
 
+@pytest.mark.parametrize("place", ["digest", "chain", "cut", "zeros"])
+def test_the_verifier_says_that_the_end_of_a_file_does_not_fit(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_all(feed(tmp_path), 10)
+    path, other = tmp_path / "train.0.0.transcript", tmp_path / "other"
+    whole = path.read_bytes()
+    other.write_bytes(whole[:-32])
+    ends: dict[str, tuple[bytes, int]] = {
+        "digest": (bytes([whole[-32] ^ 1]) + whole[-31:], 32),
+        "chain": (whole[-32:-1] + bytes([whole[-1] ^ 1]), 32),
+        "cut": (whole[-32:-5], 27),
+        "zeros": (bytes(64), 64),
+    }
+    end, num = ends[place]
+    path.write_bytes(whole[:-32] + end)
+    assert verifier().main([str(path)]) == 3
+    says = f"the last {num} bytes do not fit the chain: a cut write or a change\n"
+    assert capsys.readouterr().out.endswith(says)
+    # The steps before are equal; and a step that differs comes first.
+    assert verifier().main([str(other), str(path)]) == 3
+    other.write_bytes(whole)
+    assert verifier().main([str(other), str(path)]) == 1
+    assert "step 9 is the first that differs" in capsys.readouterr().out
+    assert verifier().main([str(other), str(other)]) == 0
+
+
 def test_steps_that_are_missing_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     batches = read_all(feed(tmp_path), 10)
     path = tmp_path / "train.0.0.transcript"

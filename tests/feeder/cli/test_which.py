@@ -104,6 +104,58 @@ def test_wrong_questions_are_named(ask: Any, words: tuple[str, ...], why: str) -
     assert why in err
 
 
+@pytest.mark.parametrize("others", [{}, {"code": 0}, {"code": 0, "books": 0}])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_the_only_source_that_is_read_of_a_mixture_has_its_name(
+    ask: Any, others: dict[str, int], is_nested: bool
+) -> None:
+    def mixed() -> Any:
+        weights = {"web": 1, **others}
+        inner = {name: (sources.arrays(np.arange(20)), weight) for name, weight in weights.items()}
+        if not is_nested:
+            return sources.mix(inner)
+        return sources.mix({"texts": (sources.mix(inner), 2), "code": (inner["web"][0], 0)})
+
+    name = "texts/web" if is_nested else "web"
+    assert mixed().sizes_of() == {name: 20}
+    out = ask("which", "3", "--json", source=mixed())[1]
+    assert {one["source"] for (one,) in json.loads(out)["rows"]} == {name}
+    told = json.loads(ask("when", name, "7", "--json", source=mixed())[1])["steps"]
+    assert [(one["step"], one["row"]) for one in told[:1]] == [(1, 3)]
+    with make(mixed(), ["x"], 4) as coordinator:
+        feed = coordinator["train"]
+        assert {one.source for (one,) in next(feed).records()} == {name}
+        assert [*feed.records_in([0])] == [name]
+
+
+UNREADABLE: dict[str, Any] = {
+    "missing": lambda whole: None,
+    "empty": lambda whole: b"",
+    "text": lambda whole: b"no position",
+    "cut": lambda whole: whole[:-9],
+    "flipped": lambda whole: whole[:60] + bytes([whole[60] ^ 1]) + whole[61:],
+    "newer": lambda whole: whole[:8] + b"\xff" + whole[9:],
+}
+
+
+@pytest.mark.parametrize("made", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_a_position_that_cannot_be_read_is_a_wrong_argument(
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "feed.snapshot"
+    with make(composed(), ["x"], 4, epochs=None) as coordinator:
+        coordinator.checkpoint(path)
+    data = made(path.read_bytes())
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    edit = ["--output", str(tmp_path / "new"), "--why", "no"]
+    commands = {"which": ["0"], "when": ["web", "0"], "log": [], "inspect": [], "edit": edit}
+    for command, words in commands.items():
+        assert cli.main([command, str(path), *words]) == 2, command
+        assert capsys.readouterr().err.startswith("feeder: ")
+
+
 def is_even(record: Any) -> bool:
     return bool(record % 2 == 0)
 

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from contextlib import ExitStack
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +251,28 @@ def test_the_log_tells_the_history(tmp_path: Path, capsys: Any) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", ["drop", "stop", "repeat"])
+def test_twenty_edits_of_six_sources_by_uneven_weights_are_a_small_position(mode: Any) -> None:
+    def source(number: int) -> Any:
+        return sources.mix(
+            {f"source {i}": (sources.arrays(np.arange(10**5)).shuffle(seed=1),
+                             0.1234567 * (i + 1) + 0.001 * number) for i in range(6)},
+            on_exhausted=mode,
+        )  # fmt: skip
+
+    state = None
+    for number in range(21):
+        edit = f"edit number {number}" if number else None
+        _, state = read(source(number), 3, state, edit=edit, epochs=None)
+    assert len(bytes(state)) <= 5000
+    # What came before is not mixed again to go on, nor to say how far the run is.
+    with feed(source(20), state, epochs=None) as coordinator:
+        coordinator["train"].stats()
+        run = coordinator["train"]._streams[0].config.stream.fetch.run
+        made = [n for n, chapter in enumerate(run.route.chapters) if "rest" in vars(chapter)]
+        assert made in ([], [20])
+
+
 def test_a_snapshot_of_a_function_has_no_start() -> None:
     replay = lambda worker_id, batch_size: [np.zeros(3)]  # noqa: E731
     with feeder.init_data_input_workers(["x"], replay, 3, coordinator=feeder.Coordinator()) as c:
@@ -264,7 +286,7 @@ def test_the_only_source_of_a_run_comes_on() -> None:
     source = sources.mix({"web": corpus("web", 8)})
     first, state = read(source, 3, **settings)
     with feed(source, state, edit="a note", **settings) as coordinator:
-        seen = [(one.step, one.row) for one in coordinator["train"].when("", 5)]
+        seen = [(one.step, one.row) for one in coordinator["train"].when("web", 5)]
         rows = first + [batch["x"].tolist() for batch in coordinator["train"]]
     found = [(step, of.index(5)) for step, of in enumerate(rows) if 5 in of]
     assert seen == found
@@ -483,3 +505,111 @@ def test_what_cannot_be_edited_in_a_file_is_refused_by_name(
     assert not new.exists()
     told = capsys.readouterr().err
     assert re.search(why, told), told
+
+
+def by_epoch(source: Any, resume: Any, devices: int, **settings: Any) -> tuple[Any, list[Any]]:
+    """The rows of each epoch, and after each round how many rows have come, and the position."""
+    epochs: dict[int, list[int]] = {}
+    places = []
+    with feed(source, resume, 3, devices=devices, epochs=4, **settings) as coordinator:
+        train = coordinator["train"]
+        for batches in zip_longest(*(train.on(i) for i in range(devices))):
+            for batch in filter(None, batches):
+                epochs.setdefault(batch.epoch, []).extend(batch["x"].tolist())
+            places.append((len(every(epochs.values())), coordinator.snapshot()))
+    return epochs, places
+
+
+def without(name: str, size: int, *excluded: int) -> Any:
+    return corpus(name, size, excluded=excluded, seed=None)
+
+
+# Of a source that is put back at an epoch's start too little is left for a block, or what is left
+# is excluded: sources from there on, by what is left.
+EMPTY_EPOCHS: dict[str, Any] = {
+    "stop": lambda left: {"web": (without("web", 8), 1), "code": (without("code", 7), 4)},
+    "drop": lambda left: {"code": (without("code", 7, *left), 1)},
+    "repeat": lambda left: {"code": (without("code", 7, *left), 1)},
+}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("mode", EMPTY_EPOCHS)
+def test_an_epoch_that_has_nothing_left_is_passed_over(mode: str, devices: int) -> None:
+    web, code, at = without("web", 8), without("code", 7), 2 // devices - 1
+    came, places = by_epoch(mixed(mode, web=(web, 1), code=(code, 2)), None, devices)
+    left = {*range(10_000, 10_007)} - {*came[0][:6]}
+    # Without `code` epoch 0 ends with two more batches.
+    _, places = by_epoch(mixed(mode, web=(web, 1)), places[at][1], devices, edit="out")
+    now = EMPTY_EPOCHS[mode]([record - 10_000 for record in left])
+    epochs, later = by_epoch(mixed(mode, **now), places[at][1], devices, edit="in")
+    size = 5 if mode == "stop" else 4
+    assert {epoch: len({*rows}) for epoch, rows in epochs.items()} == {2: size, 3: size}
+    rows = every(epochs.values())
+    assert len(rows) == 2 * size
+    for num, state in later:
+        rest, _ = by_epoch(mixed(mode, **now), state, devices)
+        assert every(rest.values()) == rows[num:]
+
+
+def state_dict(source: Any, num: int, **settings: Any) -> tuple[list[int], Any]:
+    """The rows of some batches, of which nobody holds the last one, and the state after them."""
+    with feed(source, **settings) as coordinator:
+        rows = [batch["x"].tolist() for batch in islice(coordinator["train"], num)]
+        return every(rows), coordinator.state_dict()
+
+
+@pytest.mark.parametrize("num", range(8))
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("batch_size", [4, 7])
+def test_a_source_that_has_grown_in_front_is_refused_if_a_record_of_it_has_come(
+    num: int, seed: int | None, batch_size: int
+) -> None:
+    def grown(*more: int) -> Any:
+        source = sources.arrays(np.array([*more, *range(20)]))
+        return source if seed is None else source.shuffle(seed)
+
+    settings: dict[str, Any] = {"batch_size": batch_size, "epochs": 4}
+    _, state = state_dict(grown(), num, **settings)
+    if num == 0:
+        # Each record is still to come.
+        rows, _ = read(grown(-1, -2, -3), None, state, edit="in front", **settings)
+        assert sorted(every(rows)) == sorted([-1, -2, -3, *range(20)] * 4)
+        return
+    with pytest.raises(ResumeError, match="other rows than before"):
+        read(grown(-1, -2, -3), None, state, edit="in front", **settings)
+
+
+@pytest.mark.parametrize("num", range(1, 11))
+def test_a_source_of_a_mixture_that_has_grown_is_compared_or_named(num: int, caplog: Any) -> None:
+    def mixture(*more: int) -> Any:
+        rare = sources.arrays(np.array([*more, *range(10_000, 10_020)]))
+        return mixed(web=(corpus("web"), 11), code=(rare, 1))
+
+    rows, state = state_dict(mixture(), num)
+    told = "whether 'code' has grown at its end is not compared"
+    if any(row >= 10_000 for row in rows[-4:]):
+        with pytest.raises(ResumeError, match="other rows than before"):
+            read(mixture(-1), 1, state, edit="in front")
+        assert told not in caplog.text
+        # A snapshot has the rows that are left over, so that no call is made again.
+        _, state = read(mixture(), num)
+    read(mixture(-1), 1, state, edit="in front")
+    assert (told in caplog.text) == any(row >= 10_000 for row in rows)
+
+
+def test_what_came_before_an_epoch_that_was_passed_over_is_compared_with_nothing_else() -> None:
+    web, code = without("web", 8), without("code", 7)
+    settings: dict[str, Any] = {"batch_size": 3, "epochs": 4}
+    _, state = state_dict(mixed("stop", web=(web, 1), code=(code, 2)), 2, **settings)
+    alone = mixed("stop", web=(web, 1))
+    _, state = state_dict(alone, 2, resume=state, edit="out", **settings)
+    now = mixed("stop", web=(web, 1), code=(code, 4))
+    wanted = None
+    for edit in ("in", "a note", "another"):
+        with feed(now, state, 3, epochs=4, edit=edit) as coordinator:
+            state = coordinator.state_dict()
+            rows = [batch["x"].tolist() for batch in coordinator["train"]]
+        assert rows == (wanted or rows)
+        wanted = rows
+    assert [len(batch) for batch in rows] == [3, 2, 3, 2]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,12 @@ import msgpack
 import numpy as np
 import pytest
 import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import feeder
+from feeder.state.snapshot import StreamState
+from parts import examples
 from small import Counted, Pure, ids, make
 
 HEAD_BYTES = 36
@@ -99,8 +105,8 @@ def reseal(data: bytes, *, version: int = 1, body: bytes | None = None) -> bytes
 def test_a_snapshot_of_a_newer_version_is_refused() -> None:
     """And a token."""
     assert reseal(snapshot_bytes()) == snapshot_bytes()
-    for version in (3, 1000):
-        told = f"^snapshot has version {version}, expected at most 2; update feeder$"
+    for version in (4, 1000):
+        told = f"^snapshot has version {version}, expected at most 3; update feeder$"
         with pytest.raises(feeder.SnapshotFormatError, match=told):
             by_snapshot(reseal(snapshot_bytes(), version=version))
     token = bytearray(token_bytes())
@@ -123,6 +129,104 @@ def test_a_body_that_makes_no_sense_is_refused_under_a_right_digest() -> None:
         except feeder.SnapshotFormatError:
             num_refused += 1
     assert num_refused >= 6
+
+
+# ---- headers that are compressed
+
+
+def state_with(value: Any) -> StreamState:
+    """A state with a value in its fingerprint."""
+    (state,) = feed_to(1).snapshot().states
+    return state._replace(fingerprint={**state.fingerprint, "value": value})
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary()
+PAIRS = st.lists(st.integers(0, 2**63 - 1), min_size=30, max_size=50).map(
+    lambda numbers: [[*pair] for pair in pairwise(sorted(numbers))][::2]
+)
+LARGE = st.recursive(
+    LEAVES | PAIRS, lambda below: st.lists(below) | st.dictionaries(st.text(), below)
+)
+
+
+@settings(max_examples=examples(100))
+@given(LARGE, st.booleans())
+def test_a_large_header_comes_back_as_it_was(value: Any, has_left_out: bool) -> None:
+    left_out = ((0, 1, "a name", "a reason"),) if has_left_out else ()
+    state = state_with([value, "x" * 5000])._replace(left_out=left_out)
+    data = bytes(feeder.Snapshot((state, state)))
+    assert data[8] == 3 and len(data) < 5000 + len(msgpack.packb(value))
+    for found in feeder.Snapshot.from_bytes(data).states:
+        assert repr(found.fingerprint) == repr(state.fingerprint)
+        assert found._replace(fingerprint={}, rows=None) == state._replace(
+            fingerprint={}, rows=None
+        )
+        assert all(map(np.array_equal, found.rows or (), state.rows or ()))
+
+
+SINGLE = [[n, n + 1] for n in range(7, 7 * 4000, 7)]
+NO_PAIRS: dict[str, list[Any]] = {
+    "falling": SINGLE[::-1],
+    "negative": [[-1, 2], *SINGLE],
+    "truths": [[False, True], *SINGLE],
+    "three": [[1, 2, 3], *SINGLE],
+    "too large": [*SINGLE, [2**63, 2**63 + 1]],
+    "few": [[2**62 + n, 2**62 + n + 1] for n in range(0, 20, 2)] + [["x" * 5000, "y"]],
+}
+
+
+@pytest.mark.parametrize("value", [SINGLE, *NO_PAIRS.values()], ids=["single", *NO_PAIRS])
+def test_only_pairs_of_growing_numbers_are_written_as_steps(value: list[Any]) -> None:
+    (found,) = feeder.Snapshot.from_bytes(bytes(feeder.Snapshot((state_with(value),)))).states
+    assert repr(found.fingerprint["value"]) == repr(value)
+
+
+def test_a_small_header_stays_in_the_form_of_before() -> None:
+    data = bytes(feeder.Snapshot((state_with("x" * 3000),)))
+    assert data[8] == 1
+    assert b"x" * 3000 in data
+
+
+def compressed(header: bytes) -> bytes:
+    return reseal(b"", version=3, body=len(header).to_bytes(4, "little") + header)
+
+
+def ext(code: int, data: bytes) -> bytes:
+    return zlib.compress(msgpack.packb([msgpack.ExtType(code, data)] * 2))
+
+
+NO_HEADERS: dict[str, tuple[bytes, str]] = {
+    "no zlib": (b"x" * 100, "incorrect header check"),
+    "cut": (zlib.compress(bytes(range(256)) * 40)[:-9], "has more than"),
+    "endless": (zlib.compress(bytes(2**21)), "has more than 1048576 bytes"),
+    "no msgpack": (zlib.compress(b"\xc1"), "cannot be read"),
+    "another extension": (ext(7, b""), "unknown extension 7"),
+    "odd pairs": (ext(1, b"\1\1\1\1"), "cannot be read"),
+    "no size": (ext(1, b""), "cannot be read"),
+    "another size": (ext(1, b"\3abc"), "cannot be read"),
+    "half a number": (ext(1, b"\4abcde"), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("header", "told"), NO_HEADERS.values(), ids=NO_HEADERS.keys())
+def test_a_header_that_is_none_is_refused_by_name(header: bytes, told: str) -> None:
+    with pytest.raises(feeder.SnapshotFormatError, match=told):
+        feeder.Snapshot.from_bytes(compressed(header), most_header_bytes=2**20)
+
+
+def test_a_compressed_header_is_read_for_good() -> None:
+    """As the first feeder that wrote one did; another zlib may write other bytes."""
+    packed = bytes.fromhex(COMPRESSED)
+    (state,) = feeder.Snapshot.from_bytes(packed).states
+    assert state.fingerprint == {"value": SINGLE[:100], "text": "text" * 1200}
+    assert (state.name, state.number, state.token, state.left_out) == ("train", 0, b"FT", ())
+
+
+COMPRESSED = (
+    "46454544534e4150030000005a00000000000000ce9dd80512529a693d47c4b3b18fb8cb56000000789c9b38"
+    "6369495162661e43d3d2b2c49cd2d4e3271919d919d986055c52925a51724be800881ac5a378148fe2513c8a"
+    "47f1281ec5a378148fe2513c8a47f1281ec5a378b0e2234c6e21070e4c610082090023855f81"
+)
 
 
 NO_STATE_DICTS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -236,6 +237,56 @@ def test_an_epoch_without_a_row_is_an_error_after_a_resume_as_before(
     told, tokens = ends()
     assert told.startswith(f"epoch {sizes.index(0)} ended")
     assert [ends(resume=token)[0] for token in tokens] == [told] * len(tokens)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("last_round", ["uneven", "drop", "pad"])
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
+@pytest.mark.parametrize("kind", ["function", "replay", "source", "shard", "filter", "global"])
+def test_epochs_that_fill_no_batch_are_an_error_in_a_stream_without_end(
+    kind: str, rounds: str, last_round: str, devices: int
+) -> None:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index:
+            raise StopIteration
+        return [np.arange(5)]
+
+    def replay(worker_id: int, batch_size: int) -> Any:
+        calls.append(1)
+        if len(calls) % 2 == 0:
+            raise StopIteration
+        return [np.arange(5)]
+
+    calls: list[int] = []
+    source = feeder.sources.arrays(np.arange(18 if kind == "filter" else 5))
+    given: Any = {
+        "function": fetch, "replay": replay, "shard": source.shard(1, 2),
+        "filter": source.filter(lambda record: record < 5),
+    }.get(kind, source)  # fmt: skip
+    size: Any = {"global_batch_size": 6 * devices} if kind == "global" else {"batch_size": 6}
+    coordinator = feeder.init_data_input_workers(
+        ["x"], given, epochs=None, last_batch="drop", last_round=last_round, rounds=rounds,
+        devices=devices, num_worker_threads=1, coordinator=feeder.Coordinator(), timeout=WAIT_S,
+        **size,
+    )  # fmt: skip
+    says = "no epoch fills a batch of 6 rows|has fewer batches than the 2 queues"
+    with coordinator, pytest.raises(feeder.FeedError, match=says):
+        next(coordinator["train"].on(devices - 1))
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 7])
+def test_an_epoch_that_fills_no_batch_may_come_before_one_that_does(num_shards: int) -> None:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index:
+            raise StopIteration
+        return [np.arange(2 + call.epoch % 2)]
+
+    records = feeder.sources.arrays(np.arange(2 * num_shards + 1))
+    given: Any = fetch if num_shards == 1 else records.shard(0, num_shards)
+    with make(given, ["x"], 3, epochs=None, last_batch="drop") as coordinator:
+        epochs = [batch.epoch for batch in islice(coordinator["train"], 3)]
+    period = max(2, num_shards)
+    assert [epoch - epochs[0] for epoch in epochs] == [0, period, 2 * period]
 
 
 class Unspeakable(Exception):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -286,3 +287,40 @@ def naive_columns(row: list[Any], size: int, pad: int, most: int | None) -> dict
         columns["cu_seqlens"] = ends + [size] * (most + 2 - len(ends))
         columns["max_seqlen"] = max(*map(len, row), size - len(flat))
     return columns
+
+
+PACKINGS: dict[str, Any] = {
+    "batch_by_tokens": lambda of, budget, window: of.batch_by_tokens(budget, window=window),
+    "shuffled": lambda of, budget, window: of.shuffle(3).batch_by_tokens(budget, window=window),
+    "pack": lambda of, budget, window: pack(of, 8, window),
+    "pieces": lambda of, budget, window: pack(of, 8, window, window_tokens=budget),
+}
+
+
+@pytest.mark.parametrize("packed", PACKINGS.values(), ids=PACKINGS.keys())
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_left_out_before_a_position_does_not_depend_on_the_order_of_calls(
+    seed: int, packed: Any
+) -> None:
+    # Which call reads a window depends on the pace of threads; which have rows of it does not.
+    draw = random.Random(seed)
+    num = draw.randint(5, 60)
+    defects = {*draw.sample(range(1, num), draw.randint(1, min(9, num - 1)))}
+    budget, window = draw.randint(6, 20), draw.randint(1, 9)
+
+    def document(record: Any) -> Any:
+        if int(record) in defects:
+            raise ValueError("defective")
+        return np.arange(int(record) * 7919 % 6 + 1)
+
+    def left_out(calls: Sequence[int]) -> list[Any]:
+        source = packed(arrays(np.arange(num)).map(document, on_error="skip"), budget, window)
+        for index in calls:
+            source(call(index, batch_size=1))
+        assert source.skipped == len(source.left_out)
+        return [one for one in source.left_out if one.call < low]
+
+    most = len(packed(arrays(np.arange(num)), budget, window).records)
+    low = draw.randint(1, most)
+    ahead = draw.sample(range(low, most), draw.randint(0, most - low))
+    assert left_out(draw.sample([*range(low), *ahead], low + len(ahead))) == left_out(range(low))

@@ -35,6 +35,7 @@ from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import (
     Columns,
     Faults,
+    ReadOnce,
     RecordError,
     Records,
     masked_error,
@@ -470,9 +471,11 @@ class Budgeted(Windowed):
         window, number = self._place(int(indices[0]))
         if window * self._window >= size_in(self.parts[0], call.epoch):
             return None
-        batches: list[Columns] = self._windows.get(
-            (call.seed, call.epoch, window), lambda: self._cut(window, call)
+        cut: ReadOnce = self._windows.get(
+            (call.seed, call.epoch, window), lambda: ReadOnce(lambda: self._cut(window, call))
         )
+        cut.note()
+        batches: list[Columns] = cut.value
         return batches[number] if number < len(batches) else None
 
     def _cut(self, window: int, call: Call) -> list[Columns]:

@@ -224,12 +224,10 @@ class Routed(Step):
         whole: list[tuple[Record, ...]] = [()] * len(indices)
         for number, part, rows, positions, own in self._groups(indices, call):
             places = range(len(indices)) if isinstance(rows, slice) else rows.tolist()
-            name = str(number if None in self.tags else self.tags[number])
             for row, found in zip(places, origins(part, positions, own), strict=True):
-                whole[row] = found if len(self.parts) == 1 else tuple(
-                    one._replace(source=f"{name}/{one.source}" if one.source else name)
-                    for one in found
-                )  # fmt: skip
+                whole[row] = tuple(
+                    one._replace(source=self._outside(number, one.source)) for one in found
+                )
         return whole
 
     def places_of(self, source: str, number: int, call: Call) -> Iterator[int]:
@@ -257,23 +255,28 @@ class Routed(Step):
                 return not self.route.selection.holds(places).any()
         return False
 
+    def _name_of(self, part: int) -> str:
+        """What a part is called; the only one has no name if it is none of a mixture."""
+        if None not in self.tags:
+            return str(self.tags[part])
+        return str(part) if len(self.parts) > 1 else ""
+
+    def _outside(self, part: int, source: str) -> str:
+        """What a source of a part is called."""
+        return "/".join(filter(None, (self._name_of(part), source)))
+
     def _inside(self, part: int, source: str) -> str | None:
         """What a part calls a source; None if it is none of the part's."""
-        if len(self.parts) == 1:
-            return source
-        name = str(part if None in self.tags else self.tags[part])
-        if source == name:
-            return ""
+        name = self._name_of(part)
+        if not name or source == name:
+            return source.removeprefix(name)
         return source.removeprefix(f"{name}/") if source.startswith(f"{name}/") else None
 
     def sizes_of(self) -> dict[str, int]:
         """How many records the sources of all parts have."""
-        if len(self.parts) == 1:
-            return sizes_of(self.parts[0])
         return {
-            f"{name}/{below}" if below else name: size
+            self._outside(part, below): size
             for part, records in enumerate(self.parts)
-            for name in [str(part if None in self.tags else self.tags[part])]
             for below, size in sizes_of(records).items()
         }
 

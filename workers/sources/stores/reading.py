@@ -168,6 +168,8 @@ class _Now(local):
 
     place: tuple[int, int] | None = (0, 0)
     """Its epoch and index; None where what is read is no row of it."""
+    heard: list[tuple[Faults, str, str]] | None = None
+    """What was left out, if somebody listens: who has noted it, its name, and why."""
 
 
 NOW = _Now()
@@ -182,6 +184,42 @@ def aside() -> Iterator[None]:
         yield
     finally:
         NOW.place = place
+
+
+class ReadOnce:
+    """Records that one call reads and others have rows of, too.
+
+    Which call reads them depends on the pace of threads. So what was left out of them is noted for
+    each call that has rows of them: the first one in the order of the stream counts.
+    """
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        with aside():
+            before, NOW.heard = NOW.heard, []
+            try:
+                self.value = read()
+                """What was read."""
+            finally:
+                self._heard, NOW.heard = NOW.heard, before
+        self._lock, self._is_counted = Lock(), False
+
+    @property
+    def has_left_out(self) -> bool:
+        """Whether records were left out."""
+        return bool(self._heard)
+
+    def note(self) -> None:
+        """The call that the thread makes has rows of these records."""
+        if not self._heard or NOW.place is None:
+            return
+        with self._lock:
+            is_first, self._is_counted = not self._is_counted, True
+        for faults, name, reason in self._heard:
+            found = LeftOut(*NOW.place, name, reason)
+            if is_first:
+                faults.leave_out(found)
+            else:
+                faults.count(0, [found])
 
 
 def may_pass(error: Exception) -> bool:
@@ -266,6 +304,8 @@ class Faults:
         """A record is defective."""
         if not self.may_skip:
             raise RecordError(f"{name}: {_reason_of(error)}") from error
+        if NOW.heard is not None:
+            NOW.heard.append((self, name, why(error)))
         if NOW.place is not None:
             self.leave_out(LeftOut(*NOW.place, name, why(error)))
 
