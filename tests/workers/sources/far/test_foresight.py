@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeder import Call, sources
 from feeder.workers.sources.far import foresight
+from feeder.workers.sources.far.ahead import _MOST_USES as MOST_USES
 from feeder.workers.sources.far.foresight import FOREVER, Foresight
 
 SIZE = 10
@@ -114,8 +117,6 @@ def test_one_reader_has_the_fewest_misses_that_there_can_be(
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("window", [2, 16])
 def test_two_shuffled_epochs_have_the_misses_of_min(part: float, window: int) -> None:
-    import random
-
     draw, num, order = random.Random(f"{part} {window}"), 200, []
     for _ in range(2):
         starts = [*range(0, num, window)]
@@ -145,20 +146,21 @@ def bytes_of_farthest(uses: list[int], sizes: dict[int, int], room: int) -> int:
         after[i] = last.get(uses[i], FOREVER)
         last[uses[i]] = i
     kept: dict[int, float] = {}
-    brought = 0
+    brought = taken = 0
     for i, block in enumerate(uses):
         brought += sizes[block] * (block not in kept)
+        taken += sizes[block] * (block not in kept)
         kept[block] = after[i]
-        while sum(sizes[one] for one in kept) > room:
-            del kept[max(kept, key=kept.__getitem__)]
+        while taken > room:
+            farthest = max(kept, key=kept.__getitem__)
+            taken -= sizes[farthest]
+            del kept[farthest]
     return brought
 
 
 @pytest.mark.parametrize("window", [2, 16])
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.75])
 def test_blocks_of_several_sizes_are_near_to_those_used_farthest(part: float, window: int) -> None:
-    import random
-
     draw, num, order = random.Random(f"{part} {window}"), 120, []
     sizes = {block: draw.randint(1, 2 * SIZE) for block in range(num)}
     for _ in range(3):
@@ -177,6 +179,53 @@ def test_blocks_of_several_sizes_are_near_to_those_used_farthest(part: float, wi
         driver.use("a", i, [(block, sizes[block])])
         brought += sum(sizes[one] for one in driver.there.keys() - before)
     assert brought <= 1.05 * bytes_of_farthest(order, sizes, room)
+
+
+def steps_of(window: int, seed: int, num_blocks: int) -> list[list[int]]:
+    """The blocks of each batch of two epochs of records that a source shuffles, 128 to a block."""
+    num, batch = 128 * num_blocks, 64
+    source = sources.samples(int, num).shuffle(window=window)
+    calls = [Call(i, epoch, 0, batch, seed) for epoch in range(2) for i in range(num // batch)]
+    return [[*dict.fromkeys((source.indices(call) // 128).tolist())] for call in calls]
+
+
+def brought_of(steps: dict[str, list[list[int]]], sizes: dict[int, int], room: int, ahead: int
+) -> int:  # fmt: skip
+    """The bytes that readers have brought who take turns, and foresee as many uses as feeds do."""
+    driver, brought = Driver(room + ahead, ahead), 0
+    told = dict.fromkeys(steps, 0)
+    for at in range(max(map(len, steps.values()))):
+        for name, each in steps.items():
+            while told[name] < len(each) and driver.machine.foreseen(name) < MOST_USES:
+                driver.foresee(name, [(block, sizes[block]) for block in each[told[name]]])
+                told[name] += 1
+        for name, each in steps.items():
+            before = {*driver.there}
+            driver.use(name, at, [(block, sizes[block]) for block in each[at]])
+            brought += sum(sizes[one] for one in driver.there.keys() - before)
+    assert driver.most <= room + ahead
+    return brought
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", [0.25, 0.5, 0.75, 1.0])
+@pytest.mark.parametrize("window", [1 << 10, 1 << 16])
+@pytest.mark.parametrize(
+    ("feeds", "mixed", "most"), [(1, False, 1.0), (1, True, 1.05), (3, False, 1.1)]
+)
+def test_orders_of_sources_bring_little_more_than_those_who_know_all(
+    window: int, part: float, feeds: int, mixed: bool, most: float
+) -> None:
+    """131,072 records in 1,024 blocks, two epochs of each feed."""
+    draw, num = random.Random(1), 1024
+    sizes = {block: draw.randint(1, 2 * SIZE) if mixed else SIZE for block in range(num)}
+    steps = {f"{seed}": steps_of(window, seed, num) for seed in range(feeds)}
+    room, ahead = int(part * sum(sizes.values())), 64 * SIZE
+    merged = [block for turn in zip(*steps.values(), strict=True) for step in turn for block in step]
+    least = bytes_of_farthest(merged, sizes, room)
+    brought = brought_of(steps, sizes, room, ahead)
+    print(f"{window} {part} {feeds} {mixed} {brought / least:.4f}")
+    assert brought <= most * least
 
 
 steps = st.lists(
@@ -275,8 +324,6 @@ def test_a_reader_that_stands_still_does_not_keep_its_blocks_for_ever(
 
 def test_several_readers_share_the_room_as_if_they_were_one() -> None:
     """Three readers, one three times as quick: near to MIN of what came in fact."""
-    import random
-
     draw, blocks, rooms = random.Random(5), 60, 45
     orders = {name: [draw.randrange(blocks) for _ in range(num)]
               for name, num in (("a", 600), ("b", 200), ("c", 200))}  # fmt: skip
