@@ -155,7 +155,8 @@ class Blocks:
         self._lock = Lock()
         self._idle = Condition(self._lock)
         self._closed = Event()
-        self._foresight = Foresight(self._room, min(_AHEAD_BYTES, self._room // 4))
+        self._ahead_room = min(_AHEAD_BYTES, self._room // 4)
+        self._foresight = Foresight(self._room, self._ahead_room)
         # Readers that are gone, of which the machine is told by whoever holds the lock next. The
         # garbage collector adds them, in a thread that may hold the lock.
         self._gone: deque[Hashable] = deque()
@@ -568,19 +569,37 @@ class Blocks:
             may_grow = len(run) < _RUN_BLOCKS and next(reversed(self._pending)) in run
             if num_coming >= (_RUN_BLOCKS if may_grow else _COMING_BLOCKS):
                 return []
+            if run[-1] + 1 < self._stretch(first).stop and self._is_well_ahead():
+                return []
         return run
 
+    def _is_well_ahead(self) -> bool:
+        """Under the lock: whether nearly all that is ahead is here, so that nothing is late if it
+        is asked for when its neighbours are: a reader that is slower than the store would have each
+        block asked for by itself, as soon as there is room for it."""
+        size, readers = room_of(BLOCK_BYTES), self._foresight.num_readers
+        is_here = self._foresight.ahead - size * (len(self._pending) + len(self._coming))
+        # Of several readers one may stand still, and what is here may be its part.
+        has_room = self._ahead_room >= 2 * _RUN_BLOCKS * BLOCK_BYTES * readers
+        return has_room and is_here >= self._ahead_room - max(
+            _RUN_BLOCKS * size, self._ahead_room // 4
+        )
+
+    def _stretch(self, number: int) -> range:
+        """Under the lock: the blocks that may be brought by one request with one of them. They
+        begin at multiples of their number, so that few runs are cut."""
+        one = self._object(number)
+        start = number - (number - one.first) % _RUN_BLOCKS
+        return range(start, min(start + _RUN_BLOCKS, one.first + one.num_blocks))
+
     def _run_around(self, first: int) -> list[int]:
-        """Under the lock: wanted blocks that lie together with one of them. Runs begin at multiples
-        of their length, so that few are cut. What somebody waits for does not wait for others."""
-        one = self._object(first)
-        start = first - (first - one.first) % _RUN_BLOCKS
+        """Under the lock: wanted blocks that lie together with one of them. What somebody waits for
+        does not wait for others."""
         wanted = self._urgent if first in self._urgent else self._pending
-        run = [first]
-        while (before := run[0] - 1) >= start and before in wanted:
+        stretch, run = self._stretch(first), [first]
+        while (before := run[0] - 1) in stretch and before in wanted:
             run.insert(0, before)
-        stop = min(start + _RUN_BLOCKS, one.first + one.num_blocks)
-        while (after := run[-1] + 1) < stop and after in wanted:
+        while (after := run[-1] + 1) in stretch and after in wanted:
             run.append(after)
         return run
 
