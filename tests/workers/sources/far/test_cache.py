@@ -140,9 +140,9 @@ def test_what_may_get_a_neighbour_waits_while_enough_is_on_its_way(cache: Blocks
         cache._coming = {100 + i: Future() for i in range(num_coming)}
         return cache._next_wanted()
 
-    # The run that was wanted last is short: it waits while a run of others comes.
-    assert next_run([0, 1], 7) == [0, 1]
-    assert next_run([0, 1], 8) == []
+    # The run that was wanted last is short: it waits while a third of what is ahead comes.
+    assert next_run([0, 1], 5) == [0, 1]
+    assert next_run([0, 1], 6) == []
     # One that is whole, or after which others were wanted, waits while two do.
     assert next_run([*range(8)], 15) == [*range(8)]
     assert next_run([0, 1, 9], 15) == [0, 1]
@@ -150,6 +150,10 @@ def test_what_may_get_a_neighbour_waits_while_enough_is_on_its_way(cache: Blocks
     # What a call needs now waits for nothing.
     cache._urgent = {1}
     assert next_run([1, 0], 30) == [1]
+    # Those behind it come along, but for a reader that begins.
+    assert next_run([1, 2, 0], 30) == [1, 2]
+    cache._first = {1}
+    assert next_run([1, 2, 0], 30) == [1]
     cache._coming = {}
 
 
