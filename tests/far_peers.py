@@ -41,7 +41,7 @@ Epochs = Iterator[Iterable[list[int]]]
 class Through(_Handler):
     """Sends requests on to the store, and its answers back over the link."""
 
-    store = ""
+    store, errors, draw = "", 0.0, random.Random(1)
 
     def do_GET(self) -> None:
         far = self.server.far
@@ -51,8 +51,11 @@ class Through(_Handler):
         answer = there.getresponse()
         body = answer.read()
         there.close()
-        if fault := far.note(self.path, (0, len(body))):
-            return self._refuse(int(fault))
+        if fails := self.draw.random() < self.errors:
+            body = b""
+        far.note(self.path, (0, len(body)))
+        if fails:
+            return self._refuse(500)
         self.send_response_only(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("connection", "transfer-encoding"):
@@ -116,9 +119,7 @@ def read_fixed(folder: str, max_bytes: int) -> Epochs:
 
 def of_feeder(source: Any) -> Epochs:
     shuffled = source.shuffle(window=SHARD // SAMPLE)
-    feeds = feeder.init_data_input_workers(
-        ["data"], shuffled, BATCH, epochs=2, num_threads=WORKERS
-    )
+    feeds = feeder.init_data_input_workers(["data"], shuffled, BATCH, epochs=2, num_threads=WORKERS)
     with feeds:
         for epoch in feeds["train"].epochs():
             yield (batch["data"][:, :8].copy().view("<i8")[:, 0].tolist() for batch in epoch)
@@ -182,7 +183,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    size, num, draw = options.mib << 20, (options.mib << 20) // SAMPLE, random.Random(1)
+    size, num = options.mib << 20, (options.mib << 20) // SAMPLE
     found: dict[tuple[str, str], list[Told]] = {}
     server, pipe = [sys.executable, "-m", "objects.server"], subprocess.PIPE
     with (
@@ -203,7 +204,7 @@ def main() -> None:
         os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
         os.environ["AWS_ALLOW_HTTP"] = "true"
         far.latency_s, far.bytes_per_s = options.latency, options.mb * 1e6
-        far.fault = lambda *_: "500" if draw.random() < options.errors else ""
+        Through.errors = options.errors
         for name in [*LOADERS] * options.rounds:
             three = *measure(far, name, 2 * size, num), measure(far, name, size // 2, num)[1]
             print(name, three, file=sys.stderr, flush=True)

@@ -55,12 +55,17 @@ _RUN_BLOCKS = 8
 
 _COMING_BLOCKS = 16
 """While so many blocks are on their way no other is asked for in advance, so that what is needed
-first has the way for itself; while a run's are, or a third of what may be ahead, none that may yet
-be asked for with its neighbour.
+first has the way for itself.
 """
 # 16 MiB are what 300 MB/s bring in 50 ms. In order at 50 ms and 100 MB/s, with 32 MiB ahead, 1.1
 # times the fewest requests; without the limits 2.3 times, and 1.4 with half of what is ahead asked
 # for at once (2026-11-28).
+
+_GROWING_BLOCKS = 6
+"""While so many are, none is that may yet be asked for with its neighbour."""
+# So that with 16 MiB ahead, as in a cache of 64 MiB, a whole run is wanted by then: 1.1 to 1.3
+# times the fewest requests, and 2.0 to 2.2 times with 8. With 3, and 8 MiB ahead, an epoch took
+# 1.2 times as long at 250 ms and 20 MB/s (2026-11-29).
 
 _REQUESTS = 16
 """So many requests are under way at once, beside those of readers that wait."""
@@ -158,10 +163,6 @@ class Blocks:
         self._closed = Event()
         self._ahead_room = min(_AHEAD_BYTES, self._room // 4)
         self._foresight = Foresight(self._room, self._ahead_room)
-        # While so many are on their way a run may grow. Of what is ahead a third comes, another is
-        # wanted and a third is used: with 16 MiB ahead an epoch took 2.0 to 2.2 times the fewest
-        # requests when a run's were waited for, and 1.1 to 1.3 times with this (2026-11-29).
-        self._growing = min(_RUN_BLOCKS, self._ahead_room // room_of(BLOCK_BYTES) // 3 + 1)
         # Readers that are gone, of which the machine is told by whoever holds the lock next. The
         # garbage collector adds them, in a thread that may hold the lock.
         self._gone: deque[Hashable] = deque()
@@ -572,7 +573,7 @@ class Blocks:
         if self._urgent.isdisjoint(run):
             # What is wanted next may lie beside what was wanted last.
             may_grow = len(run) < _RUN_BLOCKS and next(reversed(self._pending)) in run
-            if num_coming >= (self._growing if may_grow else _COMING_BLOCKS):
+            if num_coming >= (_GROWING_BLOCKS if may_grow else _COMING_BLOCKS):
                 return []
             if run[-1] + 1 < self._stretch(first).stop and self._is_well_ahead():
                 return []

@@ -140,7 +140,7 @@ def test_what_may_get_a_neighbour_waits_while_enough_is_on_its_way(cache: Blocks
         cache._coming = {100 + i: Future() for i in range(num_coming)}
         return cache._next_wanted()
 
-    # The run that was wanted last is short: it waits while a third of what is ahead comes.
+    # The run that was wanted last is short: it waits while enough of others comes.
     assert next_run([0, 1], 5) == [0, 1]
     assert next_run([0, 1], 6) == []
     # One that is whole, or after which others were wanted, waits while two do.

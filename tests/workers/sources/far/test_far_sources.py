@@ -162,7 +162,9 @@ def test_an_object_that_has_changed_is_named_at_a_resume_and_at_reading(
     assert f"'s3://{path}' has changed" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["tokens", "mds", "jsonl", "tfrecord", "parquet", "arrow", "images"])
+@pytest.mark.parametrize(
+    "kind", ["tokens", "mds", "jsonl", "tfrecord", "parquet", "arrow", "images"]
+)
 def test_a_bucket_that_was_moved_is_the_same_source(
     changing: FarServer, tmp_path: Path, kind: str, caches: ExitStack
 ) -> None:

@@ -221,7 +221,9 @@ def test_orders_of_sources_bring_little_more_than_those_who_know_all(
     sizes = {block: draw.randint(1, 2 * SIZE) if mixed else SIZE for block in range(num)}
     steps = {f"{seed}": steps_of(window, seed, num) for seed in range(feeds)}
     room, ahead = int(part * sum(sizes.values())), 64 * SIZE
-    merged = [block for turn in zip(*steps.values(), strict=True) for step in turn for block in step]
+    merged = [
+        block for turn in zip(*steps.values(), strict=True) for step in turn for block in step
+    ]
     least = bytes_of_farthest(merged, sizes, room)
     brought = brought_of(steps, sizes, room, ahead)
     print(f"window {window:,}, cache {part:.0%}, {feeds} feeds: {brought / least:.3f}")
