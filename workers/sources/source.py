@@ -131,7 +131,7 @@ class Source:
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process the orders are made anew: they follow from the plan.
-        own = {"_orders": {}, "_rows": None, "_lock": None, "_ahead": None}
+        own: dict[str, Any] = {"_orders": {}, "_rows": None, "_lock": None, "_ahead": None}
         return {**self.__dict__, **own, "_stores_elsewhere": Counter()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
