@@ -213,7 +213,7 @@ class _Function:
         chunks: list[bytes | list[Place]] = []
         cursors: list[bytes] = []
         outcome, error = FULL, b""
-        skipped = self._skipped()
+        skipped, stores = self._skipped(), self._stores()
         try:
             self._get_ready(ticket.worker_id, ticket.restore)
         except BaseException as raised:
@@ -238,6 +238,12 @@ class _Function:
             chunks, cursors, outcome, error, dtypes, blocks, fresh, dropped,
             self._skipped() - skipped,
         )  # fmt: skip
+        answer.stores = {
+            name: value - stores.get(name, 0)
+            for name, value in self._stores().items()
+            # Of others only the newest is of use, and only while the process lives.
+            if name not in ("wanted", "coming", "ahead")
+        }
         if answer.skipped:
             numbers = range(ticket.first, ticket.first + answer.num_calls)
             answer.left_out = [
@@ -251,6 +257,11 @@ class _Function:
         """How many records the source has left out; 0 of a function that counts none."""
         skipped: int = self._fetch.skipped if hasattr(self._fetch, "count_skipped") else 0
         return skipped
+
+    def _stores(self) -> dict[str, float]:
+        """What the source has met with in object stores; nothing of a function that reads none."""
+        counts = getattr(self._fetch, "_store_counts", None)
+        return (counts and counts()) or {}
 
     def _make(self, ticket: Calls, chunks: list[bytes | list[Place]], cursors: list[bytes]) -> int:
         load, num_bytes = self._load, 0

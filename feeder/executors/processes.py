@@ -173,9 +173,11 @@ class ProcessExecution:
         leave out was not left out before."""
         ticket = Calls(first, epoch, 0, size, num, _MOST_BYTES, None, [])
         made = self._pool.ask(ticket, None, _as_it_is, most_deaths)
+        # Counted where the user looks: at the source that the processes have copies of.
+        fetch: Any = self._given.fetch
+        if made.stores:
+            fetch._count_stores(made.stores)
         if made.skipped and counts:
-            # Counted where the user looks: at the source that the processes have copies of.
-            fetch: Any = self._given.fetch
             fetch.count_skipped(made.skipped, made.left_out)
         return made
 

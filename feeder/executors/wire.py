@@ -121,6 +121,8 @@ class Made(msgspec.Struct, array_like=True, tag=3):
     """The ticket's."""
     left_out: list[tuple[int, int, str, str]] = []
     """Those of them that are listed."""
+    stores: dict[str, int | float] = {}
+    """What these calls have met with in object stores."""
 
     @property
     def num_calls(self) -> int:

@@ -161,7 +161,8 @@ class CheckpointFigures(FiguresStruct, frozen=True, kw_only=True):
 
 class StoreFigures(FiguresStruct, frozen=True, kw_only=True):
     """How a stream reads objects of stores. All but `wait_s` are those of the process, of which
-    feeds share caches."""
+    feeds share caches; with those of the stream's own calls in other processes, but for what may
+    fall."""
 
     wait_s: float
     """Seconds for which calls waited for blocks, added up over them."""

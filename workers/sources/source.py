@@ -35,6 +35,7 @@ How sources are put together
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import lru_cache
@@ -125,10 +126,13 @@ class Source:
         # What it will read, told to caches; made with the first call.
         self._ahead: Ahead | None = None
         self._elsewhere = Faults("skip")
+        # What its calls in other processes have met with in stores. Guarded by the lock.
+        self._stores_elsewhere: Counter[str] = Counter()
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process the orders are made anew: they follow from the plan.
-        return {**self.__dict__, "_orders": {}, "_rows": None, "_lock": None, "_ahead": None}
+        own: dict[str, Any] = {"_orders": {}, "_rows": None, "_lock": None, "_ahead": None}
+        return {**self.__dict__, **own, "_stores_elsewhere": Counter()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=Lock())
@@ -342,8 +346,16 @@ class Source:
 
     def _store_counts(self) -> dict[str, float] | None:
         """How long calls have waited for blocks of objects, and what the caches of this process
-        have met with; None if nothing is read from stores here."""
-        return None if self._ahead is None else {"wait_s": self._ahead.waits.seconds(), **totals()}
+        have met with, and its calls in others; None if nothing was read from stores."""
+        if self._ahead is None and not self._stores_elsewhere:
+            return None
+        here = {"wait_s": 0.0 if self._ahead is None else self._ahead.waits.seconds(), **totals()}
+        return {name: value + self._stores_elsewhere[name] for name, value in here.items()}
+
+    def _count_stores(self, counts: Mapping[str, float]) -> None:
+        """Count what calls in another process have met with in stores."""
+        with self._lock:
+            self._stores_elsewhere.update(counts)
 
     @property
     def left_out(self) -> list[LeftOut]:
@@ -697,7 +709,7 @@ class Source:
         """The same order of other records."""
         source = copy.copy(self)
         source.records, source._rowless, source._elsewhere = records, None, Faults("skip")
-        source._ahead = None
+        source._ahead, source._stores_elsewhere = None, Counter()
         if (size := size_of(records)) != source.epoch_size:
             source._plan = source._plan.resized(size)
             source._orders, source._lock = {}, Lock()

@@ -55,11 +55,17 @@ _RUN_BLOCKS = 8
 
 _COMING_BLOCKS = 16
 """While so many blocks are on their way no other is asked for in advance, so that what is needed
-first has the way for itself; while a run's are, none that may yet be asked for with its neighbour.
+first has the way for itself.
 """
 # 16 MiB are what 300 MB/s bring in 50 ms. In order at 50 ms and 100 MB/s, with 32 MiB ahead, 1.1
 # times the fewest requests; without the limits 2.3 times, and 1.4 with half of what is ahead asked
 # for at once (2026-11-28).
+
+_GROWING_BLOCKS = 6
+"""While so many are, none is that may yet be asked for with its neighbour."""
+# So that with 16 MiB ahead, as in a cache of 64 MiB, a whole run is wanted by then: 1.1 to 1.3
+# times the fewest requests, and 2.0 to 2.2 times with 8. With 3, and 8 MiB ahead, an epoch took
+# 1.2 times as long at 250 ms and 20 MB/s (2026-11-29).
 
 _REQUESTS = 16
 """So many requests are under way at once, beside those of readers that wait."""
@@ -155,7 +161,8 @@ class Blocks:
         self._lock = Lock()
         self._idle = Condition(self._lock)
         self._closed = Event()
-        self._foresight = Foresight(self._room, min(_AHEAD_BYTES, self._room // 4))
+        self._ahead_room = min(_AHEAD_BYTES, self._room // 4)
+        self._foresight = Foresight(self._room, self._ahead_room)
         # Readers that are gone, of which the machine is told by whoever holds the lock next. The
         # garbage collector adds them, in a thread that may hold the lock.
         self._gone: deque[Hashable] = deque()
@@ -566,22 +573,42 @@ class Blocks:
         if self._urgent.isdisjoint(run):
             # What is wanted next may lie beside what was wanted last.
             may_grow = len(run) < _RUN_BLOCKS and next(reversed(self._pending)) in run
-            if num_coming >= (_RUN_BLOCKS if may_grow else _COMING_BLOCKS):
+            if num_coming >= (_GROWING_BLOCKS if may_grow else _COMING_BLOCKS):
+                return []
+            if run[-1] + 1 < self._stretch(first).stop and self._is_well_ahead():
                 return []
         return run
 
+    def _is_well_ahead(self) -> bool:
+        """Under the lock: whether nearly all that is ahead is here, so that nothing is late if it
+        is asked for when its neighbours are: a reader that is slower than the store would have each
+        block asked for by itself, as soon as there is room for it."""
+        size, readers = room_of(BLOCK_BYTES), self._foresight.num_readers
+        is_here = self._foresight.ahead - size * (len(self._pending) + len(self._coming))
+        # Of several readers one may stand still, and what is here may be its part.
+        has_room = self._ahead_room >= 2 * _RUN_BLOCKS * BLOCK_BYTES * readers
+        return has_room and is_here >= self._ahead_room - max(
+            _RUN_BLOCKS * size, self._ahead_room // 4
+        )
+
+    def _stretch(self, number: int) -> range:
+        """Under the lock: the blocks that may be brought by one request with one of them. They
+        begin at multiples of their number, so that few runs are cut."""
+        one = self._object(number)
+        start = number - (number - one.first) % _RUN_BLOCKS
+        return range(start, min(start + _RUN_BLOCKS, one.first + one.num_blocks))
+
     def _run_around(self, first: int) -> list[int]:
-        """Under the lock: wanted blocks that lie together with one of them. Runs begin at multiples
-        of their length, so that few are cut. What somebody waits for does not wait for others."""
-        one = self._object(first)
-        start = first - (first - one.first) % _RUN_BLOCKS
-        wanted = self._urgent if first in self._urgent else self._pending
-        run = [first]
-        while (before := run[0] - 1) >= start and before in wanted:
-            run.insert(0, before)
-        stop = min(start + _RUN_BLOCKS, one.first + one.num_blocks)
-        while (after := run[-1] + 1) < stop and after in wanted:
-            run.append(after)
+        """Under the lock: wanted blocks that lie together with one of them. What somebody waits for
+        does not wait for others: none comes before it, and, as a reader begins, none after it, for
+        which its other calls would wait."""
+        before = self._urgent if first in self._urgent else self._pending
+        after = self._urgent if first in self._first else self._pending
+        stretch, run = self._stretch(first), [first]
+        while run[0] - 1 in stretch and run[0] - 1 in before:
+            run.insert(0, run[0] - 1)
+        while run[-1] + 1 in stretch and run[-1] + 1 in after:
+            run.append(run[-1] + 1)
         return run
 
     # ---- bringing

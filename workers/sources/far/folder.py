@@ -33,6 +33,7 @@ from pathlib import Path
 from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakSet
 
 import xxhash
 
@@ -162,6 +163,7 @@ class Folder:
     def __init__(self, path: str, max_bytes: int) -> None:
         self.path, self.max_bytes = os.path.abspath(path), max_bytes
         self.begin()
+        _folders.add(self)
 
     def begin(self) -> None:
         """What a process has for itself, and a forked child anew: a connection is of one process,
@@ -476,6 +478,31 @@ class Folder:
                 finally:
                     os.close(file)
         return whole, damaged
+
+
+# ---- forks
+#
+# SQLite notes in the process which locks it holds on a file. A child that is forked while a table
+# is changed has the note and not the lock, and nobody gives it back there. So a fork waits until no
+# thread changes a table.
+
+_folders: WeakSet[Folder] = WeakSet()
+_held_for_fork: list[Lock] = []
+
+
+def _before_fork() -> None:
+    end = time.monotonic() + _LOCKED_S
+    for folder in [*_folders]:
+        if folder._lock.acquire(timeout=max(0.0, end - time.monotonic())):
+            _held_for_fork.append(folder._lock)
+
+
+def _after_fork() -> None:
+    while _held_for_fork:
+        _held_for_fork.pop().release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def _sqlite() -> ModuleType:

@@ -266,6 +266,11 @@ class Foresight:
             return FOREVER
         return (min(block.pins) if block.pins else block.next_use) - self.used
 
+    @property
+    def num_readers(self) -> int:
+        """How many readers there are."""
+        return len(self._readers)
+
     def knows(self, reader: Hashable) -> bool:
         """Whether a reader is there: it has foreseen steps, and was not closed."""
         return reader in self._readers

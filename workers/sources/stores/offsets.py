@@ -431,8 +431,8 @@ class _Keeper:
     def _index_of_object(
         self, path: FarPath, scan: Scan, which: str
     ) -> tuple[NDArray[Any], str | None]:
-        """The same of an object, which is known by its tag."""
-        digest = xxhash.xxh3_64_digest(repr(path.known).encode())
+        """The same of an object, which is known by its size and tag: it may have been moved."""
+        digest = xxhash.xxh3_64_digest(path.told.encode())
         tag = int.from_bytes(digest, "little", signed=True)
         head = (0, f"{scan.__name__}:object".encode(), tag, path.known.size)
         place = self._place_of(path)

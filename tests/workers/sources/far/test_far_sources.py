@@ -28,6 +28,7 @@ from far_files import (
     COLUMNS,
     KINDS,
     NUM,
+    batch_bytes,
     make,
     read,
     small_store,
@@ -162,6 +163,24 @@ def test_an_object_that_has_changed_is_named_at_a_resume_and_at_reading(
         read(make(kind, first, 4, 1))
     assert isinstance(caught.value.__cause__, StorageError)
     assert f"'s3://{path}' has changed" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind", ["tokens", "mds", "jsonl", "tfrecord", "parquet", "arrow", "images"]
+)
+def test_a_bucket_that_was_moved_is_the_same_source(
+    changing: FarServer, tmp_path: Path, kind: str, caches: ExitStack
+) -> None:
+    for path, data in [*changing.objects.items()]:
+        changing.objects[f"archive/2026/{path.partition('/')[2]}"] = data
+
+    def source(root: str, name: str) -> sources.Source:
+        cache = caches.enter_context(feeder.Cache(tmp_path / name, 16 * 4096))
+        return KINDS[kind](root, cache=cache, storage_options=changing.options())
+
+    found, state = read(make(kind, source("s3://bucket", "a"), 4, 1), 2)
+    rest, _ = read(make(kind, source("s3://archive/2026", "b"), 4, 1, state))
+    assert found + rest == read(make(kind, source("s3://bucket", "a"), 4, 1))[0]
 
 
 def test_what_is_missing_refused_or_compressed_is_named_when_a_source_is_made(
@@ -430,5 +449,14 @@ def test_processes_read_through_the_folder_of_the_cache(
     feeds = feeder.init_data_input_workers(
         COLUMNS["jsonl"], source, batch_size=8, epochs=2, executor=feeder.Processes(2)
     )
-    assert read(feeds)[0] == near
+    at, here = len(changing.asked), blocks_module.totals()
+    with feeds:
+        assert [batch_bytes(batch) for batch in feeds["train"]] == near
+        stats = feeds["train"].stats()
+    # What the children have asked for is told here; this process has asked for nothing.
+    spans = [span for _, span in changing.asked[at:] if span]
+    assert blocks_module.totals() == here
+    assert stats["store/requests"] - here["requests"] == len(spans) > 0
+    assert stats["store/bytes"] - here["bytes"] == sum(stop - start for start, stop in spans)
+    assert stats["store/hits"] > here["hits"]
     cache.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -324,6 +326,56 @@ def test_a_change_that_a_signal_interrupts_holds_the_table_for_nobody(folder: Fo
         folder.keys()
     assert not table.in_transaction
     folder._table = table
+    assert folder.keys() == set()
+
+
+@pytest.mark.process
+def test_a_child_that_is_forked_while_a_table_is_changed_can_change_it(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.keys()
+    is_changed, is_waited_for = Event(), Event()
+
+    class Watched:
+        def __init__(self, lock: Any) -> None:
+            self._lock, self.release = lock, lock.release
+
+        def __enter__(self) -> None:
+            self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+        def acquire(self, timeout: float) -> bool:
+            is_waited_for.set()
+            return bool(self._lock.acquire(timeout=timeout))
+
+    def change() -> None:
+        with folder._changing() as table:
+            table.execute("UPDATE room SET used = used")
+            is_changed.set()
+            is_waited_for.wait(20)
+
+    made: Any = Watched(folder._lock)
+    folder._lock = made
+    thread = Thread(target=change)
+    thread.start()
+    assert is_changed.wait(20)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        status = 1
+        try:
+            folder.begin()  # as the blocks do
+            monkeypatch.setattr(module, "_LOCKED_S", 0.01)
+            assert folder.keys() == set()
+            status = 0
+        finally:
+            os._exit(status)
+    is_waited_for.set()
+    thread.join(20)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    # The lock is free again.
     assert folder.keys() == set()
 
 
