@@ -192,7 +192,7 @@ class Positions:
             self._tell_of_order()
             now = without
         if HISTORY in then or HISTORY in now:
-            self._compare_histories(then.get(HISTORY), now.get(HISTORY))
+            self.compare_histories(then.get(HISTORY), now.get(HISTORY))
         found = differences(then, now)
         if state.name != self.config.name:
             found.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
@@ -202,7 +202,8 @@ class Positions:
                 f"{self._cure(then)}"
             )
 
-    def _compare_histories(self, then: Any, now: Any) -> None:
+    def compare_histories(self, then: Any, now: Any) -> None:
+        """Raise `ResumeError` if two histories differ."""
         if then == now:
             return
         raise ResumeError(

@@ -435,7 +435,7 @@ class ClientMachine:
         self._protocol.on("Open")
         question = say.Open(
             version=say.PROTOCOL_VERSION, feed=options.feed, queue=options.queue,
-            replica=options.replica, token=self._token if last is None else last.token,
+            replica=options.replica, token=self._token if last is None else last.asked,
             skip=self._skip if last is None else 0, credit=options.credit, hold=options.hold,
             intent="start" if self.state == "starting" else "rejoin",
             # The user may yet load a state: the feed need not begin for this consumer. Once the
@@ -605,13 +605,15 @@ class ClientMachine:
                 return self._take_state(message, at)
             case say.End():
                 # The end has a position of its own: who comes back with it is sent nothing more.
-                self._last, self._token = None, message.token
+                end = RemotePosition(self._identity, message.token)
+                self._last, self._token = None, end.asked
                 self._life.on("ends")
-                return [(Do.FINISH, RemotePosition(self._identity, message.token))]
+                return [(Do.FINISH, end)]
             case say.Fault():
                 return self._take_fault(message, at)
             case say.Farewell():
-                why = f"the server stopped: {message.reason}"
+                what = "the server has ended the lease" if message.generation else "the server stopped"
+                why = f"{what}: {message.reason}"
                 return self._lose(why, at, gives_up=self.state in HAS_ALL)
         return []
 
@@ -636,7 +638,7 @@ class ClientMachine:
         # Where it began is known now, so a later server can be asked for the same. Also if the
         # user gave a position: that may lie in the middle of a round, and the server's does not.
         if self._last is None and self.state not in HAS_ALL:
-            self._token, self._skip = opened.token, 0
+            self._token, self._skip = RemotePosition(identity, opened.token).asked, 0
         self._dealt = self._dealt or _dealing(opened, identity)
         self._life.on("given")
         self._rest()

@@ -11,8 +11,9 @@ from feeder.config import FeedConfig, deal_to, run_on
 from feeder.errors import ConfigError, ResumeError
 from feeder.feeds.coordinator import Coordinator
 from feeder.service.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
+from feeder.service.server.editing import Change, edited, place_in
 from feeder.state.positions import Positions
-from feeder.state.snapshot import Snapshot, StreamState
+from feeder.state.snapshot import HISTORY, Snapshot, StreamState
 from feeder.state.state_dict import unpack_position
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.stream.position import Cut, Partitions
@@ -49,6 +50,11 @@ class FeedFactory:
         self._given = self.positions = Positions(self._config(coordinator), 0)
         """Finds and encodes the feed's positions; those of an earlier format of its source once it
         went on from one, and those of an edited run."""
+        # What edits have changed since the server began, and what positions were before each.
+        self._change = Change()
+        self._former: list[Positions] = []
+        # Why nobody can begin without a position, once an edit has changed the size of batches.
+        self._no_start = ""
         self.origin: Resume | None = None
         """Where consumers without a position begin; None for the start of the feed."""
         _check_names(name, self.config.stream.names)
@@ -118,6 +124,33 @@ class FeedFactory:
         run = config.run._replace(num_threads=max(1, config.run.num_threads))
         return config._replace(run=run)
 
+    def edit(
+        self, state: StreamState, change: Change, why: str, others: Sequence[Resume]
+    ) -> Positions | None:
+        """The positions of the run that goes on from a state with a change; None if nothing is to
+        change. They are those of the feed from `go_on_as` on. Raises `ConfigError` and
+        `ResumeError`, also if one of the other places is in no such run."""
+        change = self._change.then(change)
+        given = Positions(change.applied(self._given.config), 0)
+        owner: Positions | None = edited(given, state, why).owner
+        if owner is None or owner.fingerprint == self.positions.fingerprint:
+            return None
+        for one in others:
+            place_in(owner, self.positions, one)
+        return owner
+
+    def go_on_as(self, owner: Positions, change: Change) -> None:
+        """From now on the feed is the run that an edit has made."""
+        former, self.positions, self._is_other = self.positions, owner, True
+        self._former.append(former)
+        self._change = self._change.then(change)
+        try:
+            at = place_in(owner, former, self.origin or self._start())
+        except ResumeError as error:
+            self._no_start = str(error)
+        else:
+            self.origin = self.origin and at
+
     def begin_at(self, position: Snapshot | bytes | None, skip: int = 0) -> None:
         """Let consumers without a position begin so many rounds after it, or after the start of the
         feed. Raises `ResumeError`."""
@@ -126,9 +159,11 @@ class FeedFactory:
             self.positions.check_round(at.cut)
         self.origin = self.positions.deal(at, skip=skip)
 
-    def find(self, token: bytes | None, *, rejoins: bool, skip: int = 0) -> Resume | None:
+    def find(
+        self, token: bytes | None, *, rejoins: bool, skip: int = 0, was_here: bool = False
+    ) -> Resume | None:
         """Where a consumer begins, given its position or None, and how many rounds later. Raises
-        `ResumeError`.
+        `ResumeError`. `was_here` says whether it held a queue when the feed was edited.
 
         The stored position is for all who start together. A consumer that comes back alone without
         a position was lost before it had saved one: its model has seen nothing, so it begins at the
@@ -136,18 +171,22 @@ class FeedFactory:
         """
         if token is not None:
             position = unpack_position(token, most_header_bytes=HEADER_BYTES)
-            found = self._find_in(position)
+            found = self._find_in(position, goes_on=rejoins or was_here)
             self.positions.tell_of_dealing(found.cut)
             return self.positions.deal(found, skip=skip)
+        if self._no_start:
+            raise ResumeError(self._no_start)
         found_at = None if rejoins else self.origin
         if not skip:
             return found_at
         return self.positions.deal(found_at or self._start(), skip=skip)
 
-    def _find_in(self, position: Snapshot | bytes) -> Resume:
+    def _find_in(self, position: Snapshot | bytes, *, goes_on: bool = False) -> Resume:
         try:
             found = self.positions.find_in(position)
         except ResumeError:
+            if (before := self._find_before(position, goes_on)) is not None:
+                return before
             # Before the edit that all consumers of this round begin with.
             if self._given.config.edit is None or self.positions is self._given:
                 raise
@@ -158,6 +197,23 @@ class FeedFactory:
         if found.owner is not None:
             self._is_other, self.positions = True, found.owner
         return found
+
+    def _find_before(self, position: Snapshot | bytes, goes_on: bool) -> Resume | None:
+        """The place of a position of before an edit that was made here, for a consumer that goes on
+        in this run; None if it is of no such run. Raises `ResumeError`."""
+        for former in self._former:
+            try:
+                found = former.find_in(position)
+            except ResumeError:
+                continue
+            if found.owner is not None:
+                continue
+            if not goes_on:
+                # It starts where the run was another, and others may be far behind the edit.
+                then, now = (one.fingerprint.get(HISTORY) for one in (former, self.positions))
+                self.positions.compare_histories(then, now)
+            return place_in(self.positions, former, found)
+        return None
 
     def _start(self) -> Resume:
         return Resume(cut=self.start_cut(), rows=(), columns=None)
@@ -210,7 +266,7 @@ class FeedFactory:
         try:
             config = self._config(coordinator)
             if self._is_other:
-                config = self.positions.applied(config)
+                config = self.positions.applied(self._change.applied(config))
             if config.init_fun is not None:
                 config.init_fun(coordinator[self.name], coordinator)
         except BaseException:
