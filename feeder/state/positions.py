@@ -287,7 +287,7 @@ class Positions:
                 )
             found, turns = found._replace(cut=known[0]), known[1]
         # What was dealt before tells how many rows the batches have that are left of its round.
-        size = now[1] if then is None else then.batch_size
+        size = then.batch_size if then is not None and turns.first else now[1]
         if turns.first and skip and size != now[1]:
             raise ConfigError(
                 f"skip is {skip}, and batches had {size} rows where the position of feed "

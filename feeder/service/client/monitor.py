@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from fractions import Fraction
 
 import msgspec
 
 from feeder.closing import Closing
-from feeder.errors import ConnectTimeout, ProtocolError, TransportError
+from feeder.errors import ConfigError, ConnectTimeout, ProtocolError, TransportError
 from feeder.observe.figures import Figures, from_json
 from feeder.service.client.remote import error_of
 from feeder.service.net.addresses import check_connects, default_address, parse
@@ -68,11 +69,25 @@ class Monitor(Closing):
         self._receipt = seen.receipt
         return _figures(seen.data)
 
-    def edit(self, message: say.Edit, timeout_s: float = 30.0) -> say.Edited:
-        """Have a feed edited. Raises as `fetch` does, and what the server says against it."""
+    def edit(
+        self, why: str, *, feed: str = "", weights: Mapping[str, Fraction] | None = None,
+        batch_size: int | None = None, global_batch_size: int | None = None,
+        seed: int | None = None, timeout_s: float = 30.0,
+    ) -> int:  # fmt: skip
+        """Have a feed go on with other numbers; returns the first step that they are for. Raises as
+        `fetch` does, and what the server says against it."""
+        message = say.Edit(
+            version=say.PROTOCOL_VERSION, feed=feed, why=why, batch_size=batch_size,
+            weights=tuple((name, str(weight)) for name, weight in (weights or {}).items()),
+            global_batch_size=global_batch_size, seed=seed,
+        )  # fmt: skip
+        try:
+            decode(encode(message), from_consumer=True)
+        except ProtocolError as error:
+            raise ConfigError(f"no server can take this edit: {error}") from error
         answer = self._ask(lambda: message, timeout_s)
         assert isinstance(answer, say.Edited)
-        return answer
+        return answer.step
 
     def _ask(self, question: Callable[[], say.Message], timeout_s: float) -> say.Message:
         try:

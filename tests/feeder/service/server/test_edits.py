@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from contextlib import ExitStack
 from fractions import Fraction
 from itertools import islice
 from typing import Any
@@ -57,3 +60,137 @@ def test_one_queue_goes_on_with_other_weights() -> None:
         with feed(mixed(web=1, code=1), state, edit="because") as other:
             plain += [batch["x"].tolist() for batch in other["train"]]
     assert rows == plain
+
+
+class Program:
+    """A random served feed, and random edits of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = draw = random.Random(seed)
+        self.queues = draw.choice([1, 1, 2, 3])
+        self.replicas = draw.choice([1, 1, 1, 2])
+        self.mode = draw.choice(["drop", "repeat", "stop"])
+        self.weights = {name: draw.randint(1, 5) for name in [*FIRSTS][: draw.randint(1, 3)]}
+        self.size = {"batch_size": draw.randint(1, 5)}
+        if self.queues > 1 and draw.random() < 0.3:
+            self.size = {"global_batch_size": self.queues * draw.randint(1, 4)}
+        self.settings: dict[str, Any] = {
+            "devices": self.queues, "epochs": draw.choice([1, 2, 3]),
+            "last_batch": draw.choice(["keep", "drop", "pad"]),
+            "last_round": draw.choice(["uneven", "drop", "pad"]),
+        }  # fmt: skip
+
+    def feed(self, weights: dict[str, int], resume: Any = None, **settings: Any) -> Any:
+        return feed(mixed(self.mode, **weights), resume, **{**self.settings, **settings})
+
+    def change(self) -> dict[str, Any]:
+        """The words of an edit."""
+        draw = self.draw
+        words: dict[str, Any] = {}
+        if draw.random() < 0.7:
+            words["weights"] = {name: draw.randint(0, 5) for name in self.weights}
+            words["weights"][draw.choice([*self.weights])] = draw.randint(1, 5)
+        if draw.random() < 0.3:
+            words["seed"] = draw.randint(0, 9)
+        if draw.random() < 0.3 and (self.queues == 1 or draw.random() < 0.2):
+            (size,) = self.size
+            share = self.queues if size == "global_batch_size" else 1
+            words["sizes"] = {size: share * draw.randint(1, 5)}
+        return words
+
+
+def run(seed: int) -> Counter[str]:
+    """What a random program did; checks that it is stops and resumes with the same edits."""
+    program, counted = Program(seed), Counter[str]()
+    draw, seats = program.draw, [(q, r) for q in range(program.queues) for r in range(program.replicas)]
+    came: dict[tuple[int, int], dict[int, list[int]]] = {seat: {} for seat in seats}
+    made: list[tuple[int, str, dict[str, Any]]] = []
+    states: list[tuple[int, Any]] = []
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(
+            lambda: program.feed(program.weights, **program.size), queues=program.queues,
+            replicas=program.replicas,
+        ))  # fmt: skip
+        consumers = {
+            seat: stack.enter_context(reading(
+                server, queue=seat[0], replica=seat[1], plane=draw.choice(["frames", "shared"]),
+                credit=draw.randint(1, 6), hold=30,
+            ))
+            for seat in seats
+        }  # fmt: skip
+        left = set(seats)
+
+        def read(seat: tuple[int, int]) -> None:
+            batch = next(consumers[seat], None)
+            if batch is None:
+                left.discard(seat)
+                return
+            assert batch.step not in came[seat]
+            came[seat][batch.step] = batch["x"].tolist()
+
+        for number in range(draw.randint(1, 3)):
+            for _ in range(draw.randint(0, 15) * len(seats)):
+                if not left:
+                    break
+                # None is far ahead: queues hold so many batches.
+                read(min(left, key=lambda seat: len(came[seat]) + draw.randint(0, 3)))
+            words = program.change()
+            weights = {k: Fraction(v) for k, v in words.get("weights", {}).items()}
+            change = Change(weights, words.get("sizes", {}), words.get("seed"))
+            sent = [0 if one.sent_to is None else one.sent_to.step
+                    for one in server.group.membership.members]  # fmt: skip
+            try:
+                step = server.group.edit(change, f"{number}")
+            except feeder.FeedError as error:
+                counted[str(error)[:40]] += 1
+                continue
+            counted["edits"] += 1
+            server.notify()
+            counted["behind"] += min(sent) + program.queues <= step
+            assert step % program.queues == 0
+            assert all(step > max(rows, default=-1) for rows in came.values())
+            made.append((step, f"{number}", words))
+        while left:
+            read(min(left, key=lambda seat: len(came[seat])))
+            if draw.random() < 0.02:
+                seat = draw.choice(seats)
+                states.append((max(came[seat], default=-1), consumers[seat].state_dict()))
+    with outside():
+        plain = naive(program, made)
+        for (queue, _), rows in came.items():
+            wanted = {step: row for step, (of, row) in plain.items() if of == queue}
+            assert rows == wanted, (seed, made)
+    counted["batches"] += len(plain)
+    return counted
+
+
+def naive(program: Program, made: list[tuple[int, str, dict[str, Any]]]) -> dict[int, Any]:
+    """The batches of the same run in process, which is stopped and resumed at each edit."""
+    came: dict[int, Any] = {}
+    weights, size, seed, state, why = program.weights, program.size, 0, None, None
+    for number in range(len(made) + 1):
+        with program.feed(weights, state, seed=seed, edit=why, **size) as coordinator:
+            train = coordinator["train"]
+            devices = [train.on(i) for i in range(program.queues)]
+            until = made[number][0] if number < len(made) else 10**9
+            left, at = set(range(program.queues)), max([-1, *came]) + 1
+            while left and at < until:
+                for i in sorted(left):
+                    batch = next(devices[i], None)
+                    if batch is None:
+                        left.discard(i)
+                        continue
+                    came[batch.step] = i, batch["x"].tolist()
+                at += program.queues
+            state = coordinator.snapshot()
+        if number < len(made):
+            _, why, words = made[number]
+            weights, size = words.get("weights", weights), words.get("sizes", size)
+            seed = words.get("seed", seed)
+            weights = {name: weight for name, weight in weights.items()}
+    return came
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_edit_of_a_served_feed_is_a_stop_and_a_resume(seed: int) -> None:
+    run(seed)
