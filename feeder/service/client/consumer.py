@@ -26,10 +26,10 @@ from feeder.feeds.records import Rows, asked_of, records_of
 from feeder.service.client.inbox import Loading
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.lease import ClientLease
-from feeder.service.client.remote import Identity
+from feeder.service.client.remote import Identity, RemotePosition
 from feeder.service.faults import point
 from feeder.service.protocol.seats import seat_name, seat_of
-from feeder.state.snapshot import Snapshot
+from feeder.state.snapshot import HISTORY, Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import is_token, start_of
 from feeder.workers import forks
@@ -240,8 +240,12 @@ class Consumer(EpochReader, Closing):
         """
         self._check_forked()
         self._inbox.stats.note_position_asked(time.monotonic())
-        if self._position is not None:
-            return {STATE_KEY: self._position.state(self._lease.columns)}
+        if (position := self._position) is not None:
+            lease = self._lease
+            # Where a lease begins with which the run has been edited, its server knows the edit.
+            if self._inbox.handed == lease.base and HISTORY in lease.identity.fingerprint:
+                position = RemotePosition(lease.identity, lease.opened.token)
+            return {STATE_KEY: position.state(lease.columns)}
         loaded = self._ready.position if isinstance(self._ready, Loading) else self._loaded
         return {STATE_KEY: loaded or self._inbox.start}
 

@@ -10,15 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.config import FeedConfig, with_numbers
 from feeder.errors import ConfigError, ResumeError
-from feeder.state.history import after_round, check_shapes, of_windows
+from feeder.state.history import SIZES, after_round, check_shapes, of_windows, settings_in
 from feeder.state.positions import Positions
+from feeder.state.rewriting import steps_in
 from feeder.state.snapshot import HISTORY, Snapshot, StreamState
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.stream.position import Cut, first_step
+
+if TYPE_CHECKING:
+    # Sources are loaded where a run of one is edited.
+    from feeder.workers.sources.chapters import Settings
 
 
 class Change(NamedTuple):
@@ -50,6 +55,43 @@ class Change(NamedTuple):
                 )
             config = config.with_fetch(source.weighed(self.weights))
         return with_numbers(config, self.sizes, self.seed)
+
+
+def change_in(given: FeedConfig, fingerprint: Mapping[str, Any]) -> Change:
+    """What edits have changed of the settings that a feed is given with, by the fields of a
+    position."""
+    then, now = (settings_in(one, skips=False) for one in (given.fingerprint(), fingerprint))
+    weights: dict[str, Fraction] = {}
+    if now.blocks and (steps := steps_in(now)) and not is_alike(then, now):
+        weights = {**dict.fromkeys(then.parts, Fraction(0)), **dict(zip(now.parts, steps[0][1], strict=True))}
+    sizes = {size: fingerprint[size] for size in SIZES if size in fingerprint}
+    return Change(weights, sizes, now.seed)
+
+
+def is_alike(one: Settings, other: Settings) -> bool:
+    """Whether runs are made of the same records, in the same proportions."""
+    pairs = [(s.mode, s.mix_seed, list(s.parts.items()), _short(s)) for s in (one, other)]
+    return pairs[0] == pairs[1]
+
+
+def _short(one: Settings) -> Any:
+    from feeder.workers.sources.chapters import short
+
+    return list(short(one.blocks, [len(part.selection) for part in one.parts.values()], one.mode))
+
+
+def is_part_of(one: Positions, other: Positions) -> bool:
+    """Whether the history of a run is the beginning of that of another one, which has more edits,
+    and what it is made of is what that was made of then."""
+    first, second = (
+        [edit[:5] for edit in p.fingerprint[HISTORY][2]] if HISTORY in p.fingerprint else []
+        for p in (one, other)
+    )
+    if len(first) >= len(second) or second[: len(first)] != first:
+        return False
+    run: Any = other.config.stream.fetch.run  # type: ignore[attr-defined]
+    here, then = settings_in(one.fingerprint, skips=False), run.edits[len(first)].was
+    return (here.asked, here.seed) == (then.asked, then.seed) and is_alike(here, then)
 
 
 def edited(given: Positions, state: StreamState, why: str) -> Resume:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeder.checkpoint.resuming import Found, find_position
 from feeder.checkpoint.store import CheckpointStore
 from feeder.config import FeedConfig, deal_to, run_on
-from feeder.errors import ConfigError, ResumeError
+from feeder.errors import ConfigError, FeedError, ResumeError
 from feeder.feeds.coordinator import Coordinator
 from feeder.service.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
-from feeder.service.server.editing import Change, edited, place_in
+from feeder.service.server.editing import Change, change_in, edited, is_part_of, place_in
+from feeder.state.history import number_of
 from feeder.state.positions import Positions
 from feeder.state.snapshot import HISTORY, Snapshot, StreamState
 from feeder.state.state_dict import unpack_position
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.stream.position import Cut, Partitions
 from feeder.workers.stream.rounds import Counting
+
+logger = logging.getLogger("feeder")
 
 
 class FeedFactory:
@@ -151,6 +155,10 @@ class FeedFactory:
         else:
             self.origin = self.origin and at
 
+    def was(self, former: Positions) -> bool:
+        """Whether positions were those of the feed before an edit."""
+        return former in self._former
+
     def begin_at(self, position: Snapshot | bytes | None, skip: int = 0) -> None:
         """Let consumers without a position begin so many rounds after it, or after the start of the
         feed. Raises `ResumeError`."""
@@ -160,10 +168,12 @@ class FeedFactory:
         self.origin = self.positions.deal(at, skip=skip)
 
     def find(
-        self, token: bytes | None, *, rejoins: bool, skip: int = 0, was_here: bool = False
-    ) -> Resume | None:
+        self, token: bytes | None, *, rejoins: bool, skip: int = 0, was_here: bool = False,
+        others: Callable[[], Sequence[Resume]] = tuple,
+    ) -> Resume | None:  # fmt: skip
         """Where a consumer begins, given its position or None, and how many rounds later. Raises
-        `ResumeError`. `was_here` says whether it held a queue when the feed was edited.
+        `ResumeError`. `was_here` says whether it held a queue when the feed was edited, and
+        `others` where the others stand who have decided to.
 
         The stored position is for all who start together. A consumer that comes back alone without
         a position was lost before it had saved one: its model has seen nothing, so it begins at the
@@ -171,7 +181,9 @@ class FeedFactory:
         """
         if token is not None:
             position = unpack_position(token, most_header_bytes=HEADER_BYTES)
-            found = self._find_in(position, goes_on=rejoins or was_here)
+            found = self._find_in(
+                position, goes_on=rejoins or was_here, rejoins=rejoins, others=others
+            )
             self.positions.tell_of_dealing(found.cut)
             return self.positions.deal(found, skip=skip)
         if self._no_start:
@@ -181,12 +193,17 @@ class FeedFactory:
             return found_at
         return self.positions.deal(found_at or self._start(), skip=skip)
 
-    def _find_in(self, position: Snapshot | bytes, *, goes_on: bool = False) -> Resume:
+    def _find_in(
+        self, position: Snapshot | bytes, *, goes_on: bool = False, rejoins: bool = True,
+        others: Callable[[], Sequence[Resume]] = tuple,
+    ) -> Resume:  # fmt: skip
         try:
             found = self.positions.find_in(position)
         except ResumeError:
             if (before := self._find_before(position, goes_on)) is not None:
                 return before
+            if (after := self._find_edited(position, goes_on, rejoins, others)) is not None:
+                return after
             # Before the edit that all consumers of this round begin with.
             if self._given.config.edit is None or self.positions is self._given:
                 raise
@@ -199,8 +216,8 @@ class FeedFactory:
         return found
 
     def _find_before(self, position: Snapshot | bytes, goes_on: bool) -> Resume | None:
-        """The place of a position of before an edit that was made here, for a consumer that goes on
-        in this run; None if it is of no such run. Raises `ResumeError`."""
+        """The place of a position of before an edit, for a consumer that goes on in this run; None
+        if it is of no such run. Raises `ResumeError`."""
         for former in self._former:
             try:
                 found = former.find_in(position)
@@ -214,6 +231,39 @@ class FeedFactory:
                 self.positions.compare_histories(then, now)
             return place_in(self.positions, former, found)
         return None
+
+    def _find_edited(
+        self, position: Snapshot | bytes, goes_on: bool, rejoins: bool,
+        others: Callable[[], Sequence[Resume]],
+    ) -> Resume | None:  # fmt: skip
+        """The place of a position with edits that were not made here. If the feed lacks the last of
+        them, they are its own from now on. None if it is of no such run. Raises `ResumeError`."""
+        states = [] if isinstance(position, bytes) else position.states
+        state = next((one for one in states if (one.name, one.number) == (self.name, 0)), None)
+        if state is None or HISTORY not in state.fingerprint:
+            return None
+        try:
+            change = change_in(self._given.config, state.fingerprint)
+            found = Positions(change.applied(self._given.config), 0).find_in(position)
+        except FeedError:
+            return None
+        former, owner = self.positions, found.owner
+        if owner is not None and goes_on and is_part_of(owner, former):
+            return place_in(former, owner, found)
+        if owner is None or not is_part_of(former, owner):
+            return None
+        # Who starts brings no edits to others that run already.
+        standing = others()
+        if standing and not rejoins:
+            return None
+        for one in standing:
+            place_in(owner, former, one)
+        logger.warning(
+            "feed %r goes on with the %s of a position that a consumer or the server was given",
+            self.name, number_of(owner.fingerprint[HISTORY]),
+        )  # fmt: skip
+        self.go_on_as(owner, change)
+        return found
 
     def _start(self) -> Resume:
         return Resume(cut=self.start_cut(), rows=(), columns=None)

@@ -147,10 +147,14 @@ class ConsumerGroup:
                 )
         seat = seat_of(queue, replica, self.replicas)
         rejoins = message.intent == "rejoin"
+        positions = self.feed.factory.positions
         resume = self.feed.factory.find(
             message.token, rejoins=rejoins, skip=message.skip,
             was_here=message.consumer in self._were_here,
+            others=lambda: self._decided_beside(message.consumer),
         )  # fmt: skip
+        if self.feed.factory.positions is not positions:
+            self._go_on_as_found(positions, message.consumer)
         start = None if resume is None else self._start_at(resume)
         # A consumer without a position, or with the one this server began at, had it from here.
         is_known = resume is None or resume is self.feed.factory.origin
@@ -316,6 +320,29 @@ class ConsumerGroup:
         step: int = factory.positions.fingerprint[HISTORY][2][-1][3]
         return step
 
+    def _decided_beside(self, consumer: bytes) -> list[Resume]:
+        """Where those stand who hold a queue beside a consumer, and have said where they start."""
+        others = [one for one in self.leases if one.lives and not one.undecided]
+        return [self._place_of(one) for one in others if one.consumer != consumer]
+
+    def _go_on_as_found(self, former: Positions, consumer: bytes) -> None:
+        """The feed goes on as the edited run of which a consumer has brought a position."""
+        factory = self.feed.factory
+        self.low_watermark.go_on_as(factory.positions, factory.start_state())
+        if factory.was(former):
+            leases = [lease for lease in self.leases if lease.consumer != consumer]
+            self._send_to_ask_again(leases)
+        self.delivery.begin()
+
+    def _send_to_ask_again(self, leases: list[Lease]) -> None:
+        """Consumers ask for their queues anew, and learn what their positions say from now on."""
+        self.feed.stop_run()
+        self._position_check = None
+        self.delivery.settle()
+        self._were_here = {lease.consumer for lease in leases}
+        for lease in leases:
+            self._handle(events.Dismissed(lease.seat, None))
+
     def _all_that_run(self) -> list[Lease]:
         """The leases of all seats, whose consumers have run with the feed and live. Raises
         `ResumeError` if some have not."""
@@ -346,18 +373,13 @@ class ConsumerGroup:
     ) -> None:  # fmt: skip
         factory = self.feed.factory
         so_far = self.low_watermark.state()
-        self.feed.stop_run()
-        self._position_check = None
-        self.delivery.settle()
         factory.go_on_as(owner, change)
         # Where batches have another size from now on, what comes before cannot be had in the new
         # run: the position so far stays one of the run before.
         with contextlib.suppress(ResumeError):
             so_far = factory.state(place_in(owner, former, former.find(so_far)))
         self.low_watermark.go_on_as(owner, so_far)
-        self._were_here = {lease.consumer for lease in leases}
-        for lease in leases:
-            self._handle(events.Dismissed(lease.seat, None))
+        self._send_to_ask_again(leases)
         stream = factory.config.stream
         for lease, at in zip(leases, places, strict=True):
             if lease.seat in self._left:

@@ -28,8 +28,9 @@ def feed(web: int, code: int, resume: Any = None, **settings: Any) -> feeder.Coo
         "code": (sources.arrays(np.arange(1000, 1060)).shuffle(), code),
     }
     return feeder.init_data_input_workers(
-        ["x"], sources.mix(parts), 4, resume=resume, coordinator=feeder.Coordinator(), **settings
-    )
+        ["x"], sources.mix(parts), resume=resume, coordinator=feeder.Coordinator(),
+        **{"batch_size": 4, **settings},
+    )  # fmt: skip
 
 
 def factory() -> feeder.Coordinator:
@@ -74,7 +75,7 @@ def test_a_server_with_keys_wants_them(edit: Any, tmp_path: Path) -> None:
     make_keys(tmp_path)
     with serving(factory, "tcp", keys=tmp_path) as server:
         address = server.addresses[0]
-        with reading(server, keys=tmp_path) as consumer:
+        with reading(server, keys=tmp_path, credit=4) as consumer:
             next(consumer)
             assert edit(address, "--keys", str(tmp_path))[0] == 0
             assert edit(address)[0] == 1
@@ -93,7 +94,7 @@ BAD: list[tuple[list[str], str]] = [
 
 @pytest.mark.parametrize(("words", "told"), BAD)
 def test_bad_input_is_told_in_a_line(edit: Any, words: list[str], told: str) -> None:
-    with serving(factory) as server, reading(server) as consumer:
+    with serving(factory) as server, reading(server, credit=4) as consumer:
         first = rows_of(islice(consumer, 1))
         status, text = edit(server.addresses[0], *words)
         assert (status, text.count("\n")) == (2, 1)
@@ -118,7 +119,7 @@ def test_a_server_that_knows_no_edits_refuses_by_name(
         return coding.decode(data, from_consumer=from_consumer)
 
     monkeypatch.setattr(io_loop, "decode", decode)
-    with serving(factory) as server, reading(server) as consumer:
+    with serving(factory) as server, reading(server, credit=4) as consumer:
         next(consumer)
         status, told = edit(server.addresses[0])
         assert status == 1

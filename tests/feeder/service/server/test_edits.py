@@ -15,7 +15,8 @@ import pytest
 import feeder
 from feeder import sources
 from feeder.service.server.editing import Change
-from served import Server, outside, reading, serving
+from feeder.state.snapshot import Snapshot
+from served import Server, outside, process_of, reading, serving, wait_until
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -194,3 +195,106 @@ def naive(program: Program, made: list[tuple[int, str, dict[str, Any]]]) -> dict
 @pytest.mark.parametrize("seed", range(6))
 def test_an_edit_of_a_served_feed_is_a_stop_and_a_resume(seed: int) -> None:
     run(seed)
+
+
+def factory() -> Any:
+    return feed(mixed(web=7, code=3), devices=2)
+
+
+def in_process(step: int) -> dict[int, list[int]]:
+    """The batches of a run that is edited at a step."""
+    with outside(), ExitStack() as stack:
+        coordinator = stack.enter_context(factory())
+        train, came = coordinator["train"], {}
+        for _ in range(step // 2):
+            for i in range(2):
+                batch = next(train.on(i))
+                came[batch.step] = batch["x"].tolist()
+        state = coordinator.state_dict()
+        coordinator = stack.enter_context(
+            feed(mixed(web=1, code=1), state, devices=2, edit="because")
+        )
+        devices = [coordinator["train"].on(i) for i in range(2)]
+        while batches := [batch for one in devices if (batch := next(one, None)) is not None]:
+            came |= {batch.step: batch["x"].tolist() for batch in batches}
+    return came
+
+
+@pytest.mark.parametrize("restarts", ["resume", "alone", "old first", "new first"])
+def test_a_server_that_begins_anew_takes_the_edit_from_a_position(restarts: str) -> None:
+    """Also if one consumer has not heard of the edit when the server is killed."""
+    came: dict[int, list[int]] = {}
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(factory))
+        settings: Any = {"credit": 2, "hold": 30}
+        both = [stack.enter_context(reading(server, queue=i, **settings)) for i in range(2)]
+
+        def read(i: int, num: int = 1) -> None:
+            for batch in islice(both[i], num):
+                assert batch.step not in came
+                came[batch.step] = batch["x"].tolist()
+
+        for _ in range(4):
+            read(0), read(1)
+        processes = [process_of(one) for one in both]
+        if "first" in restarts:
+            processes[0].pause()
+        step = edit(server, web=1, code=1)
+        if restarts == "resume":
+            read(0, 3), read(1, 3)
+            state = server.group.state()
+            server.kill()
+            stack.enter_context(serving(
+                factory, server.address, resume=bytes(Snapshot((state,)))
+            ))  # fmt: skip
+        elif restarts == "alone":
+            read(0, 3), read(1, 3)
+            server.kill()
+            stack.enter_context(serving(factory, server.address))
+        else:
+            wait_until(lambda: both[1]._loop.inbox.num_opened == 2)
+            server.kill()
+            first, second = (0, 1) if restarts == "old first" else (1, 0)
+            for process in processes:
+                process.pause()
+            server = stack.enter_context(serving(factory, server.address))
+            processes[first].go_on()
+            wait_until(lambda: server.group.membership.members[first].has_attached)
+            processes[second].go_on()
+        while both:
+            for one in list(both):
+                if (batch := next(one, None)) is None:
+                    both.remove(one)
+                    continue
+                assert batch.step not in came
+                came[batch.step] = batch["x"].tolist()
+    assert came == in_process(step)
+
+
+def test_a_consumer_that_starts_with_the_older_history_is_refused_by_name() -> None:
+    with serving(factory) as server:
+        with reading(server, queue=0) as one, reading(server, queue=1) as other:
+            next(one), next(other)
+            old = one.state_dict()
+            edit(server, web=1, code=1)
+            next(one), next(other)
+        with pytest.raises(feeder.ResumeError, match=r"0 edits.*1 edit: they have two histories"):
+            with reading(server, queue=0, resume=old) as one:
+                next(one)
+
+
+def test_a_consumer_of_another_history_is_refused_by_name() -> None:
+    def state_of(step: int) -> Any:
+        with serving(factory) as server, ExitStack() as stack:
+            both = [stack.enter_context(reading(server, queue=i, credit=1)) for i in range(2)]
+            for _ in range(step):
+                next(both[0]), next(both[1])
+            edit(server, web=1, code=1)
+            next(both[0]), next(both[1])
+            return both[0].state_dict()
+
+    one, other = state_of(2), state_of(6)
+    with serving(factory) as server, reading(server, queue=1, resume=one):
+        with pytest.raises(feeder.ResumeError, match="they have two histories"):
+            with reading(server, queue=0, resume=other, rejoin=True):
+                pass
