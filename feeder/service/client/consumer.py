@@ -153,13 +153,16 @@ class Consumer(EpochReader, Closing):
     def _note(self, batch: Batch) -> None:
         """Write a batch into the transcript: at once, since the user may take its position from the
         batch, without a word to the consumer."""
+        place: Any = batch.place
         if self._transcript is None:
-            self._transcript = self._begin_transcript()
+            self._transcript = self._begin_transcript(place.identity)
+        if (now := place.identity.id.fingerprint) != self._transcript.settings:
+            self._transcript.go_on_as(now)
         self._transcript.note(batch)
         self._transcript.flush()
 
-    def _begin_transcript(self) -> Transcript:
-        identity, options = self._lease.identity, self._loop.options
+    def _begin_transcript(self, identity: Identity) -> Transcript:
+        options = self._loop.options
         assert self._folder is not None and identity.began is not None
         dealing, now = identity.began.dealing, identity.id.fingerprint
         step, then = first_step(identity.began), now

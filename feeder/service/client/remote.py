@@ -134,6 +134,11 @@ class RemotePosition:
         return self._identity.id.decode(token, self._identity.epochs)
 
     @property
+    def identity(self) -> Identity:
+        """The stream that it is a place in."""
+        return self._identity
+
+    @property
     def asked(self) -> bytes:
         """What a server is asked to go on at: with the edits of the run, of which a token has a
         digest alone, as the server may have been started without them."""

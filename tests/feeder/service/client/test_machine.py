@@ -139,7 +139,7 @@ class Shell:
     def take(self, message: Any, frames: Any) -> None:
         if isinstance(message, say.Batches):
             self.received += 1
-            last: Any = SimpleNamespace(token=b"after %d" % self.received)
+            last: Any = SimpleNamespace(asked=b"after %d" % self.received)
             self.machine.took(last)
 
     def finish(self, ending: Any) -> None:
