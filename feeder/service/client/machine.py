@@ -404,6 +404,15 @@ class ClientMachine:
             done.append((Do.NOTE_LOST, why))
         return done
 
+    def _come_again(self, reason: str, at: Moment) -> Instructions:
+        """The server has ended the lease, and is to be asked for the queue again."""
+        done = self._lose(f"the server has ended the lease: {reason}", at)
+        if self.state in SEEKS:
+            # However short a loss may last: it is there.
+            limit_s = max(self.options.reconnect_s, self.options.timeout_s)
+            self._wait_at_most(limit_s, at.now)
+        return done
+
     def _fail(self, error: FeedError) -> Instructions:
         """End the search with an error."""
         done = self._finish(error)
@@ -613,8 +622,9 @@ class ClientMachine:
             case say.Fault():
                 return self._take_fault(message, at)
             case say.Farewell():
-                what = "the server has ended the lease" if message.generation else "the server stopped"
-                why = f"{what}: {message.reason}"
+                if message.generation:
+                    return self._come_again(message.reason, at)
+                why = f"the server stopped: {message.reason}"
                 return self._lose(why, at, gives_up=self.state in HAS_ALL)
         return []
 

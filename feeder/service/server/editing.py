@@ -45,7 +45,7 @@ class Change(NamedTuple):
 
     def applied(self, config: FeedConfig) -> FeedConfig:
         """The settings of a feed with this change. Raises `ConfigError`."""
-        from feeder.workers.sources.mixture import Mixture
+        from feeder.workers.sources.mixture import Mixture, weighed
 
         if self.weights:
             source = config.stream.fetch
@@ -53,7 +53,7 @@ class Change(NamedTuple):
                 raise ConfigError(
                     f"weights are of {sorted(self.weights)}, and feed {config.name!r} is no mixture"
                 )
-            config = config.with_fetch(source.weighed(self.weights))
+            config = config.with_fetch(weighed(source, self.weights))
         return with_numbers(config, self.sizes, self.seed)
 
 

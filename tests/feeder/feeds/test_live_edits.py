@@ -353,7 +353,7 @@ def test_what_was_left_out_before_an_edit_is_known_after_it(ahead: int) -> None:
 def test_the_transcript_of_an_edit_is_that_of_a_stop_and_a_resume(
     seed: int, tmp_path: Path
 ) -> None:
-    program, step = Program(seed), 0
+    program, is_edited = Program(seed), False
     draw, size = program.draw, dict(program.size)
     settings: Any = {**program.settings, "epochs": 3}
     one, other = tmp_path / "live", tmp_path / "resumed"
@@ -366,13 +366,14 @@ def test_the_transcript_of_an_edit_is_that_of_a_stop_and_a_resume(
         first, newest = program.source(), max(live.rounds)
         program.change()
         if not live.is_told_the_end:
-            step = live.feed.edit(program.source(), why="more", **program.size)
+            live.feed.edit(program.source(), why="more", **program.size)
+            is_edited = True
         live.read_to(10**6)
     with ExitStack() as stack:
         plain = Reader(stack, first, transcript=other, **settings, **size)
-        plain.read_to(newest if step else 10**6)
+        plain.read_to(newest if is_edited else 10**6)
         state = plain.coordinator.snapshot()
-    if step:
+    if is_edited:
         with ExitStack() as stack:
             Reader(
                 stack, program.source(), state, edit="more", transcript=other, **settings,
@@ -382,7 +383,7 @@ def test_the_transcript_of_an_edit_is_that_of_a_stop_and_a_resume(
     assert files == sorted(path.name for path in other.iterdir())
     for name in files:
         assert (one / name).read_bytes() == (other / name).read_bytes()
-        assert len(read_file(one / name).settings) == 1 + (step > 0)
+        assert len(read_file(one / name).settings) == 1 + (is_edited and newest > 0)
 
 
 def test_a_transcript_goes_on_behind_an_edit_of_which_no_step_has_come(tmp_path: Path) -> None:
