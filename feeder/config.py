@@ -230,7 +230,11 @@ def with_numbers(
         raise ConfigError(
             f"feed {config.name!r} has no {other}, but {here} {stream.rows_asked}: edit that"
         )
-    stream = stream._replace(seed=stream.seed if seed is None else seed, **sizes)
+    stream = stream._replace(
+        seed=stream.seed if seed is None else seed,
+        batch_size=sizes.get("batch_size", stream.batch_size),
+        global_batch_size=sizes.get("global_batch_size", stream.global_batch_size),
+    )
     run = config.run._replace(max_rows=config.max_buffered_batches * stream.batch_size)
     _check_rows_per_call(stream, run.rows_per_call)
     return deal_to(config._replace(stream=stream, run=run), config.devices)

@@ -57,19 +57,20 @@ def records_at(numbers: Numbers, known: Sequence[Place], step: int) -> Rows:
             "the loader has begun or gone on from a state"
         )
     epoch, index, first = next(place for place in reversed(known) if place.step <= step)
-    left, rounds = step - first, numbers.rounds(epoch, index) if numbers.has(epoch) else 0
+    left = step - first
+    rounds = numbers.rounds(epoch, index) if numbers.has(epoch) else 0
     if left >= rounds:
         left, epoch, index = left - rounds, epoch + 1, 0
         lap = sum(numbers.rounds(epoch + i) for i in range(numbers.period))
-        laps, left = divmod(left, lap) if lap else (math.inf, left)
-        epoch = math.inf if laps == math.inf else epoch + int(laps) * numbers.period
-        while epoch < math.inf and left >= (rounds := numbers.rounds(int(epoch))):
+        epoch += left // max(1, lap) * numbers.period
+        left %= max(1, lap)
+        while lap and left >= (rounds := numbers.rounds(epoch)):
             left, epoch = left - rounds, epoch + 1
-    if epoch == math.inf or not numbers.has(int(epoch)):
-        raise ConfigError(f"step is {step}, and the loader has ended before it")
-    batch = numbers.share.batch(left, numbers.num_batches(int(epoch)), index)
+        if not lap or not numbers.has(epoch):
+            raise ConfigError(f"step is {step}, and the loader has ended before it")
+    batch = numbers.share.batch(left, numbers.num_batches(epoch), index)
     assert batch is not None
-    return numbers.records_of(int(epoch), batch)
+    return numbers.records_of(epoch, batch)
 
 
 def when_comes(

@@ -1,4 +1,4 @@
-"""`feeder edit`: change what a run reads from a position on, in a new file, or while a server runs."""
+"""`feeder edit`: change what a run reads from a position on, or from now on at a server."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     add_file(parser, is_needed=False)
     parser.add_argument("--output", metavar="FILE", help="the snapshot to write")
     parser.add_argument(
-        "--address", metavar="ADDR", type=address, help="of a server whose feed is edited, in place "
-        "of a position",
-    )  # fmt: skip
+        "--address",
+        metavar="ADDR",
+        type=address,
+        help="of a server whose feed is edited, in place of a position",
+    )
     parser.add_argument(
         "--keys", metavar="DIR", type=Path, help="of feeder keygen, for a server with keys"
     )

@@ -648,7 +648,7 @@ def chapters_of(state: StreamState) -> list[dict[str, Any]]:
         told.append({
             "note": notes[number],
             "from_step": steps[number],
-            "to_step": steps[number + 1],
+            "to_step": min(steps[number + 1], cut.step),
             "epoch": since[0],
             "rows_of_a_call": one.asked,
             "seed": one.seed,

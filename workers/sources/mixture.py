@@ -190,7 +190,8 @@ def weighed(mixture: Mixture, weights: Mapping[str, Fraction]) -> Mixture:
         )
     if not any(weights.values()):
         raise ConfigError("every weight is 0, expected one that is more")
-    given = {name: (part, weights.get(str(name)) or 0) for name, part in parts.items()}
+    # 0 as `mix` knows it, which takes no fraction for it.
+    given: Any = {name: (part, weights.get(str(name)) or 0) for name, part in parts.items()}
     options: OrderOptions = {} if route.seed is None else {"seed": route.seed}
     return mix(given, on_exhausted=route.on_exhausted, **options)
 

@@ -404,9 +404,12 @@ class ClientMachine:
             done.append((Do.NOTE_LOST, why))
         return done
 
-    def _come_again(self, reason: str, at: Moment) -> Instructions:
-        """The server has ended the lease, and is to be asked for the queue again."""
-        done = self._lose(f"the server has ended the lease: {reason}", at)
+    def _part(self, message: say.Farewell, at: Moment) -> Instructions:
+        """The server stops, or has ended the lease and is to be asked for the queue again."""
+        if not message.generation:
+            why = f"the server stopped: {message.reason}"
+            return self._lose(why, at, gives_up=self.state in HAS_ALL)
+        done = self._lose(f"the server has ended the lease: {message.reason}", at)
         if self.state in SEEKS:
             # However short a loss may last: it is there.
             limit_s = max(self.options.reconnect_s, self.options.timeout_s)
@@ -622,10 +625,7 @@ class ClientMachine:
             case say.Fault():
                 return self._take_fault(message, at)
             case say.Farewell():
-                if message.generation:
-                    return self._come_again(message.reason, at)
-                why = f"the server stopped: {message.reason}"
-                return self._lose(why, at, gives_up=self.state in HAS_ALL)
+                return self._part(message, at)
         return []
 
     def _is_stale(self, message: say.Message) -> bool:

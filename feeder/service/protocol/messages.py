@@ -353,8 +353,6 @@ FROM_CONSUMER: dict[str, type[Message]] = {
 """What a consumer may send, by name."""
 FROM_SERVER: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (
-        Opened, Spec, Arena, Batches, Waiting, State, Seen, Edited, Fault, End, Farewell
-    )
+    for kind in (Opened, Spec, Arena, Batches, Waiting, State, Seen, Edited, Fault, End, Farewell)
 }
 """What a server may send, by name."""

@@ -63,7 +63,8 @@ SERVER: Table = {
     "fenced": _stay("fenced", "Attached Used Snapshot Fault renewed expired",
                     Farewell="draining", **_LEAVES),
     # The consumer gets no queue; it may ask again over the same connection.
-    "refused": _stay("refused", "Open Look Edit Fault", Farewell="draining", expired="gone", **_LEAVES),
+    "refused": _stay("refused", "Open Look Edit Fault", Farewell="draining", expired="gone",
+                     **_LEAVES),
     # The server stops. Whatever arrives now was sent before the consumer knew.
     "draining": _stay("draining", "Open Look Edit Attached Used Snapshot Fault renewed",
                       expired="gone", **_LEAVES),

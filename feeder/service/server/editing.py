@@ -63,15 +63,20 @@ def change_in(given: FeedConfig, fingerprint: Mapping[str, Any]) -> Change:
     then, now = (settings_in(one, skips=False) for one in (given.fingerprint(), fingerprint))
     weights: dict[str, Fraction] = {}
     if now.blocks and (steps := steps_in(now)) and not is_alike(then, now):
-        weights = {**dict.fromkeys(then.parts, Fraction(0)), **dict(zip(now.parts, steps[0][1], strict=True))}
+        weights = {
+            **dict.fromkeys(then.parts, Fraction(0)),
+            **dict(zip(now.parts, steps[0][1], strict=True)),
+        }
     sizes = {size: fingerprint[size] for size in SIZES if size in fingerprint}
     return Change(weights, sizes, now.seed)
 
 
 def is_alike(one: Settings, other: Settings) -> bool:
     """Whether runs are made of the same records, in the same proportions."""
-    pairs = [(s.mode, s.mix_seed, list(s.parts.items()), _short(s)) for s in (one, other)]
-    return pairs[0] == pairs[1]
+    first, second = (
+        (s.mode, s.mix_seed, s.packing, list(s.parts.items()), _short(s)) for s in (one, other)
+    )
+    return first == second
 
 
 def _short(one: Settings) -> Any:

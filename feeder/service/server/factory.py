@@ -245,7 +245,8 @@ class FeedFactory:
         try:
             change = change_in(self._given.config, state.fingerprint)
             found = Positions(change.applied(self._given.config), 0).find_in(position)
-        except FeedError:
+        except (FeedError, ArithmeticError, LookupError, StopIteration, TypeError, ValueError):
+            # Whoever wrote a position may have written anything.
             return None
         former, owner = self.positions, found.owner
         if owner is not None and goes_on and is_part_of(owner, former):

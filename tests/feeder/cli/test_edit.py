@@ -82,7 +82,10 @@ def test_a_server_with_keys_wants_them(edit: Any, tmp_path: Path) -> None:
 
 
 BAD: list[tuple[list[str], str]] = [
-    (["--weight", "web=1"], "weights are of ['web'], and the sources are ['web', 'code']: give one"),
+    (
+        ["--weight", "web=1"],
+        "weights are of ['web'], and the sources are ['web', 'code']: give one",
+    ),
     (["--weight", "web=0", "--weight", "code=0"], "every weight is 0"),
     (["--weight", "web=1", "--weight", "web=2"], "--weight names a source twice"),
     (["--weight", "web=1e99", "--weight", "code=1"], "no server can take this edit"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from contextlib import ExitStack
@@ -48,9 +49,10 @@ def edit(server: Server, why: str = "because", seed: int | None = None, **given:
 
 
 def test_one_queue_goes_on_with_other_weights() -> None:
-    with serving(lambda: feed(mixed(web=7, code=3))) as server, reading(
-        server, plane="frames", credit=4
-    ) as consumer:
+    with (
+        serving(lambda: feed(mixed(web=7, code=3))) as server,
+        reading(server, plane="frames", credit=4) as consumer,
+    ):
         rows = [batch["x"].tolist() for batch in islice(consumer, 5)]
         step = edit(server, web=1, code=1)
         assert 5 <= step <= 9
@@ -103,10 +105,11 @@ class Program:
 def run(seed: int) -> Counter[str]:
     """What a random program did; checks that it is stops and resumes with the same edits."""
     program, counted = Program(seed), Counter[str]()
-    draw, seats = program.draw, [(q, r) for q in range(program.queues) for r in range(program.replicas)]
+    draw = program.draw
+    seats = [(q, r) for q in range(program.queues) for r in range(program.replicas)]
     came: dict[tuple[int, int], dict[int, list[int]]] = {seat: {} for seat in seats}
     made: list[tuple[int, str, dict[str, Any]]] = []
-    states: list[tuple[int, Any]] = []
+    states: list[Any] = []
     with ExitStack() as stack:
         server = stack.enter_context(serving(
             lambda: program.feed(program.weights, **program.size), queues=program.queues,
@@ -146,23 +149,58 @@ def run(seed: int) -> Counter[str]:
                 counted[str(error)[:40]] += 1
                 continue
             counted["edits"] += 1
+            states += [consumers[draw.choice(seats)].state_dict()]
             server.notify()
+            if draw.random() < 0.5:
+                wait_until(lambda: all(m.has_attached for m in server.group.membership.members))
+                states += [consumers[draw.choice(seats)].state_dict()]
             counted["behind"] += min(sent) + program.queues <= step
             assert step % program.queues == 0
             assert all(step > max(rows, default=-1) for rows in came.values())
             made.append((step, f"{number}", words))
         while left:
             read(min(left, key=lambda seat: len(came[seat])))
-            if draw.random() < 0.02:
-                seat = draw.choice(seats)
-                states.append((max(came[seat], default=-1), consumers[seat].state_dict()))
+            if draw.random() < 0.05:
+                states.append(consumers[draw.choice(seats)].state_dict())
     with outside():
         plain = naive(program, made)
         for (queue, _), rows in came.items():
             wanted = {step: row for step, (of, row) in plain.items() if of == queue}
             assert rows == wanted, (seed, made)
+        for state in states[-8:]:
+            counted["resumes"] += check_resume(program, made, plain, state)
     counted["batches"] += len(plain)
     return counted
+
+
+def check_resume(program: Program, made: Any, plain: dict[int, Any], state: Any) -> bool:
+    """A position goes on as the run does up to the edits that it does not have; whether it can."""
+    (found,) = Snapshot.from_bytes(state["feeder"]).states
+    history = found.fingerprint.get("source.history", [0, [], []])[2]
+    known = [(step, why) for step, why, _ in made[: len(history)]]
+    assert [(one[3], one[4]) for one in history] == known
+    weights, settings = program.weights, dict(program.size)
+    for _, _, words in made[: len(history)]:
+        weights = words.get("weights", weights)
+        settings |= words.get("sizes", {})
+        settings |= {"seed": words["seed"]} if "seed" in words else {}
+    end = made[len(history)][0] if len(history) < len(made) else math.inf
+    try:
+        coordinator = program.feed(weights, state, **settings)
+    except feeder.ResumeError as error:
+        assert "from which on batches have another size" in str(error)
+        return False
+    came = {}
+    with coordinator:
+        devices = [coordinator["train"].on(i) for i in range(program.queues)]
+        while batches := [batch for one in devices if (batch := next(one, None)) is not None]:
+            came |= {batch.step: (i, batch["x"].tolist()) for i, batch in enumerate(batches)}
+    assert {k: v[1] for k, v in came.items() if k < end} == {
+        k: v[1] for k, v in plain.items() if min(came, default=0) <= k < end
+    }
+    if came:
+        assert found.summary[2] <= min(came) < found.summary[2] + program.queues
+    return True
 
 
 def naive(program: Program, made: list[tuple[int, str, dict[str, Any]]]) -> dict[int, Any]:
@@ -278,9 +316,9 @@ def test_a_consumer_that_starts_with_the_older_history_is_refused_by_name() -> N
             old = one.state_dict()
             edit(server, web=1, code=1)
             next(one), next(other)
-        with pytest.raises(feeder.ResumeError, match=r"0 edits.*1 edit: they have two histories"):
-            with reading(server, queue=0, resume=old) as one:
-                next(one)
+        told = r"0 edits.*1 edit: they have two histories"
+        with pytest.raises(feeder.ResumeError, match=told), reading(server, queue=0, resume=old):
+            pass
 
 
 def test_a_consumer_of_another_history_is_refused_by_name() -> None:
@@ -294,7 +332,10 @@ def test_a_consumer_of_another_history_is_refused_by_name() -> None:
             return both[0].state_dict()
 
     one, other = state_of(2), state_of(6)
-    with serving(factory) as server, reading(server, queue=1, resume=one):
-        with pytest.raises(feeder.ResumeError, match="they have two histories"):
-            with reading(server, queue=0, resume=other, rejoin=True):
-                pass
+    with (
+        serving(factory) as server,
+        reading(server, queue=1, resume=one),
+        pytest.raises(feeder.ResumeError, match="they have two histories"),
+        reading(server, queue=0, resume=other, rejoin=True),
+    ):
+        pass
