@@ -248,6 +248,9 @@ class Consumer(EpochReader, Closing):
             # Where a lease begins with which the run has been edited, its server knows the edit.
             if self._inbox.handed == lease.base and HISTORY in lease.identity.fingerprint:
                 position = RemotePosition(lease.identity, lease.opened.token)
+                if self._transcript is not None:
+                    # Who goes on from there has to find that the run has these settings.
+                    self._transcript.go_on_as(lease.identity.id.fingerprint)
             return {STATE_KEY: position.state(lease.columns)}
         loaded = self._ready.position if isinstance(self._ready, Loading) else self._loaded
         return {STATE_KEY: loaded or self._inbox.start}

@@ -140,7 +140,13 @@ class FeedFactory:
         if owner is None or owner.fingerprint == self.positions.fingerprint:
             return None
         for one in others:
-            place_in(owner, self.positions, one)
+            try:
+                place_in(owner, self.positions, one)
+            except ResumeError as error:
+                raise ResumeError(
+                    f"feed {self.name!r} cannot be edited so while some queues have been sent fewer"
+                    f" rounds than others: {error}"
+                ) from error
         return owner
 
     def go_on_as(self, owner: Positions, change: Change) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import ExitStack
 from fractions import Fraction
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import feeder
 from feeder import sources
 from feeder.service.server.editing import Change
 from feeder.state.snapshot import Snapshot
-from served import Server, outside, process_of, reading, serving, wait_until
+from served import Aside, Server, outside, process_of, reading, serving, wait_until
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -339,3 +340,65 @@ def test_a_consumer_of_another_history_is_refused_by_name() -> None:
         reading(server, queue=0, resume=other, rejoin=True),
     ):
         pass
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_consumers_transcript_is_that_of_a_run_that_is_stopped(
+    tmp_path: Path, restarts: bool
+) -> None:
+    served, plain = tmp_path / "served", tmp_path / "plain"
+    with serving(lambda: feed(mixed(web=7, code=3))) as server:
+        with reading(server, credit=4, transcript=served) as consumer:
+            for _ in range(5):
+                next(consumer)
+            step = edit(server, web=1, code=1)
+            num = step - 5 if restarts else 10**6
+            for _ in islice(consumer, num):
+                pass
+            if restarts:
+                wait_until(lambda: consumer._loop.inbox.num_opened == 2)
+            state = consumer.state_dict()
+        if restarts:
+            with reading(server, resume=state, transcript=served) as consumer:
+                assert next(consumer).step == step
+                assert len(list(consumer)) == 29 - step
+    with outside():
+        with feed(mixed(web=7, code=3), transcript=plain) as coordinator:
+            for _ in range(step):
+                next(coordinator["train"])
+            state = coordinator.state_dict()
+        with feed(mixed(web=1, code=1), state, edit="because", transcript=plain) as coordinator:
+            list(coordinator["train"])
+    (one,), (other,) = served.iterdir(), plain.iterdir()
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_an_edit_of_the_size_waits_for_no_queue_that_is_behind() -> None:
+    """It is refused by name, and changes nothing."""
+    with serving(factory) as server, ExitStack() as stack:
+        left = stack.enter_context(reading(server, queue=0, credit=8))
+        right = stack.enter_context(reading(server, queue=1, credit=2))
+        came = [next(left).step, next(right).step]
+        with pytest.raises(feeder.ResumeError, match="have been sent fewer rounds than others"):
+            edit(server, batch_size=2)
+        rest = Aside(lambda: [batch.step for batch in left])
+        came += [batch.step for batch in right]
+        assert sorted(came + rest.result()) == [*range(30)]
+        assert right.stats()["reconnects"] == 0
+
+
+def test_a_stored_position_has_the_edit() -> None:
+    """Also before all have used a batch that was sent after it."""
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
+        for _ in range(3):
+            next(both[0]), next(both[1])
+        before = server.group.state()
+        step = edit(server, web=1, code=1)
+        after = server.group.state()
+        assert before.summary == after.summary
+        assert [one[3] for one in after.fingerprint["source.history"][2]] == [step]
+    with outside(), feed(mixed(web=1, code=1), Snapshot((after,)), devices=2) as coordinator:
+        came = [next(coordinator["train"].on(i % 2))["x"].tolist() for i in range(20)]
+    wanted, first = in_process(step), after.summary[2]
+    assert came == [wanted[first + i] for i in range(20)]
