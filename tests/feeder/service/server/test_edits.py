@@ -18,7 +18,7 @@ import feeder
 from feeder import sources
 from feeder.service.server.editing import Change
 from feeder.state.snapshot import Snapshot
-from served import Aside, Server, outside, process_of, reading, serving, wait_until
+from served import Aside, Server, outside, pass_time, process_of, reading, serving, wait_until
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -103,8 +103,9 @@ class Program:
         return words
 
 
-def run(seed: int) -> Counter[str]:
-    """What a random program did; checks that it is stops and resumes with the same edits."""
+def run(seed: int, *, kills: bool = False) -> Counter[str]:
+    """What a random program did; checks that it is stops and resumes with the same edits. With
+    `kills` servers are killed, and begin anew with the feed call that they had at first."""
     program, counted = Program(seed), Counter[str]()
     draw = program.draw
     seats = [(q, r) for q in range(program.queues) for r in range(program.replicas)]
@@ -112,10 +113,14 @@ def run(seed: int) -> Counter[str]:
     made: list[tuple[int, str, dict[str, Any]]] = []
     states: list[Any] = []
     with ExitStack() as stack:
-        server = stack.enter_context(serving(
-            lambda: program.feed(program.weights, **program.size), queues=program.queues,
-            replicas=program.replicas,
-        ))  # fmt: skip
+
+        def serve(address: str = "") -> Server:
+            return stack.enter_context(serving(
+                lambda: program.feed(program.weights, **program.size), address,
+                queues=program.queues, replicas=program.replicas,
+            ))  # fmt: skip
+
+        server = serve()
         consumers = {
             seat: stack.enter_context(reading(
                 server, queue=seat[0], replica=seat[1], plane=draw.choice(["frames", "shared"]),
@@ -159,6 +164,16 @@ def run(seed: int) -> Counter[str]:
             assert step % program.queues == 0
             assert all(step > max(rows, default=-1) for rows in came.values())
             made.append((step, f"{number}", words))
+            if kills and draw.random() < 0.7:
+                pass_time(draw.random() * 0.05)
+                server.kill()
+                # Whoever has been given the queue since the edit brings it.
+                identities = [one._loop.machine._identity for one in consumers.values()]
+                known = max(len(history_of(one.fingerprint)) for one in identities)
+                counted["lost"] += known < len(made)
+                counted["kills"] += 1
+                del made[known:]
+                server = serve(server.address)
         while left:
             read(min(left, key=lambda seat: len(came[seat])))
             if draw.random() < 0.05:
@@ -174,10 +189,15 @@ def run(seed: int) -> Counter[str]:
     return counted
 
 
+def history_of(fingerprint: Any) -> Any:
+    """The edits of a run."""
+    return fingerprint.get("source.history", [0, [], []])[2]
+
+
 def check_resume(program: Program, made: Any, plain: dict[int, Any], state: Any) -> bool:
     """A position goes on as the run does up to the edits that it does not have; whether it can."""
     (found,) = Snapshot.from_bytes(state["feeder"]).states
-    history = found.fingerprint.get("source.history", [0, [], []])[2]
+    history = history_of(found.fingerprint)
     known = [(step, why) for step, why, _ in made[: len(history)]]
     assert [(one[3], one[4]) for one in history] == known
     weights, settings = program.weights, dict(program.size)
@@ -196,11 +216,12 @@ def check_resume(program: Program, made: Any, plain: dict[int, Any], state: Any)
         devices = [coordinator["train"].on(i) for i in range(program.queues)]
         while batches := [batch for one in devices if (batch := next(one, None)) is not None]:
             came |= {batch.step: (i, batch["x"].tolist()) for i, batch in enumerate(batches)}
-    assert {k: v[1] for k, v in came.items() if k < end} == {
-        k: v[1] for k, v in plain.items() if min(came, default=0) <= k < end
-    }
-    if came:
-        assert found.summary[2] <= min(came) < found.summary[2] + program.queues
+    if not came:
+        assert found.summary[2] > max(plain) - program.queues
+        return True
+    assert found.summary[2] <= min(came) < found.summary[2] + program.queues
+    wanted = {step: row for step, (_, row) in plain.items() if min(came) <= step < end}
+    assert {step: row for step, (_, row) in came.items() if step < end} == wanted
     return True
 
 
@@ -234,6 +255,11 @@ def naive(program: Program, made: list[tuple[int, str, dict[str, Any]]]) -> dict
 @pytest.mark.parametrize("seed", range(6))
 def test_an_edit_of_a_served_feed_is_a_stop_and_a_resume(seed: int) -> None:
     run(seed)
+
+
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_it_is_so_where_servers_are_killed_and_begin_without_it(seed: int) -> None:
+    run(seed, kills=True)
 
 
 def factory() -> Any:
