@@ -17,7 +17,9 @@ import pytest
 import feeder
 from feeder import sources
 from feeder.service.server.editing import Change
+from feeder.state.fingerprint import fingerprint_digest
 from feeder.state.snapshot import Snapshot
+from feeder.state.token import StreamId
 from served import Aside, Server, outside, pass_time, process_of, reading, serving, wait_until
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -103,90 +105,110 @@ class Program:
         return words
 
 
+class Run:
+    """A random program as it is served."""
+
+    def __init__(self, seed: int, stack: ExitStack) -> None:
+        self.program, self._stack = Program(seed), stack
+        self.draw, self.counted = self.program.draw, Counter[str]()
+        program = self.program
+        self.seats = [(q, r) for q in range(program.queues) for r in range(program.replicas)]
+        self.server = self._serve()
+        self.consumers = {
+            (queue, replica): stack.enter_context(reading(
+                self.server, queue=queue, replica=replica, credit=self.draw.randint(1, 6), hold=30,
+                plane=self.draw.choice(["frames", "shared"]),
+            ))
+            for queue, replica in self.seats
+        }  # fmt: skip
+        self.left = set(self.seats)
+        self.came: dict[tuple[int, int], dict[int, list[int]]] = {seat: {} for seat in self.seats}
+        self.made: list[tuple[int, str, dict[str, Any]]] = []
+        self.states: list[Any] = []
+
+    def _serve(self, address: str = "") -> Server:
+        program = self.program
+        return self._stack.enter_context(serving(
+            lambda: program.feed(program.weights, **program.size), address,
+            queues=program.queues, replicas=program.replicas,
+        ))  # fmt: skip
+
+    def read(self, most_ahead: int = 0) -> None:
+        """One batch of a consumer that is not far ahead, as queues hold so many."""
+        seat = min(
+            self.left, key=lambda one: len(self.came[one]) + self.draw.randint(0, most_ahead)
+        )
+        batch = next(self.consumers[seat], None)
+        if batch is None:
+            self.left.discard(seat)
+            return
+        assert batch.step not in self.came[seat]
+        self.came[seat][batch.step] = batch["x"].tolist()
+
+    def note_state(self) -> None:
+        self.states.append(self.consumers[self.draw.choice(self.seats)].state_dict())
+
+    def edit(self, why: str) -> bool:
+        """Make an edit, if it can be; whether it was."""
+        words, members = self.program.change(), self.server.group.membership.members
+        weights = {k: Fraction(v) for k, v in words.get("weights", {}).items()}
+        change = Change(weights, words.get("sizes", {}), words.get("seed"))
+        sent = [0 if one.sent_to is None else one.sent_to.step for one in members]
+        try:
+            step = self.server.group.edit(change, why)
+        except feeder.FeedError as error:
+            self.counted[str(error)[:40]] += 1
+            return False
+        self.server.notify()
+        assert step % self.program.queues == 0
+        assert all(step > max(rows, default=-1) for rows in self.came.values())
+        self.made.append((step, why, words))
+        self.counted["edits"] += 1
+        self.counted["behind"] += min(sent) + self.program.queues <= step
+        self.note_state()
+        if self.draw.random() < 0.5:
+            wait_until(lambda: all(member.has_attached for member in members))
+            self.note_state()
+        return True
+
+    def kill(self) -> None:
+        """Kill the server; another one begins with the feed call that the first one had."""
+        pass_time(self.draw.random() * 0.05)
+        self.server.kill()
+        # Whoever has been given the queue since the edit brings it.
+        identities = [one._loop.machine._identity for one in self.consumers.values()]
+        known = max(len(history_of(one.fingerprint)) for one in identities)
+        self.counted["lost"] += known < len(self.made)
+        self.counted["kills"] += 1
+        del self.made[known:]
+        self.server = self._serve(self.server.address)
+
+
 def run(seed: int, *, kills: bool = False) -> Counter[str]:
     """What a random program did; checks that it is stops and resumes with the same edits. With
     `kills` servers are killed, and begin anew with the feed call that they had at first."""
-    program, counted = Program(seed), Counter[str]()
-    draw = program.draw
-    seats = [(q, r) for q in range(program.queues) for r in range(program.replicas)]
-    came: dict[tuple[int, int], dict[int, list[int]]] = {seat: {} for seat in seats}
-    made: list[tuple[int, str, dict[str, Any]]] = []
-    states: list[Any] = []
     with ExitStack() as stack:
-
-        def serve(address: str = "") -> Server:
-            return stack.enter_context(serving(
-                lambda: program.feed(program.weights, **program.size), address,
-                queues=program.queues, replicas=program.replicas,
-            ))  # fmt: skip
-
-        server = serve()
-        consumers = {
-            seat: stack.enter_context(reading(
-                server, queue=seat[0], replica=seat[1], plane=draw.choice(["frames", "shared"]),
-                credit=draw.randint(1, 6), hold=30,
-            ))
-            for seat in seats
-        }  # fmt: skip
-        left = set(seats)
-
-        def read(seat: tuple[int, int]) -> None:
-            batch = next(consumers[seat], None)
-            if batch is None:
-                left.discard(seat)
-                return
-            assert batch.step not in came[seat]
-            came[seat][batch.step] = batch["x"].tolist()
-
+        one = Run(seed, stack)
+        draw, made = one.draw, one.made
         for number in range(draw.randint(1, 3)):
-            for _ in range(draw.randint(0, 15) * len(seats)):
-                if not left:
-                    break
-                # None is far ahead: queues hold so many batches.
-                read(min(left, key=lambda seat: len(came[seat]) + draw.randint(0, 3)))
-            words = program.change()
-            weights = {k: Fraction(v) for k, v in words.get("weights", {}).items()}
-            change = Change(weights, words.get("sizes", {}), words.get("seed"))
-            sent = [0 if one.sent_to is None else one.sent_to.step
-                    for one in server.group.membership.members]  # fmt: skip
-            try:
-                step = server.group.edit(change, f"{number}")
-            except feeder.FeedError as error:
-                counted[str(error)[:40]] += 1
-                continue
-            counted["edits"] += 1
-            states += [consumers[draw.choice(seats)].state_dict()]
-            server.notify()
-            if draw.random() < 0.5:
-                wait_until(lambda: all(m.has_attached for m in server.group.membership.members))
-                states += [consumers[draw.choice(seats)].state_dict()]
-            counted["behind"] += min(sent) + program.queues <= step
-            assert step % program.queues == 0
-            assert all(step > max(rows, default=-1) for rows in came.values())
-            made.append((step, f"{number}", words))
-            if kills and draw.random() < 0.7:
-                pass_time(draw.random() * 0.05)
-                server.kill()
-                # Whoever has been given the queue since the edit brings it.
-                identities = [one._loop.machine._identity for one in consumers.values()]
-                known = max(len(history_of(one.fingerprint)) for one in identities)
-                counted["lost"] += known < len(made)
-                counted["kills"] += 1
-                del made[known:]
-                server = serve(server.address)
-        while left:
-            read(min(left, key=lambda seat: len(came[seat])))
+            for _ in range(draw.randint(0, 15) * len(one.seats)):
+                if one.left:
+                    one.read(most_ahead=3)
+            if one.edit(f"{number}") and kills and draw.random() < 0.7:
+                one.kill()
+        while one.left:
+            one.read()
             if draw.random() < 0.05:
-                states.append(consumers[draw.choice(seats)].state_dict())
+                one.note_state()
     with outside():
-        plain = naive(program, made)
-        for (queue, _), rows in came.items():
+        plain = naive(one.program, made)
+        for (queue, _), rows in one.came.items():
             wanted = {step: row for step, (of, row) in plain.items() if of == queue}
             assert rows == wanted, (seed, made)
-        for state in states[-8:]:
-            counted["resumes"] += check_resume(program, made, plain, state)
-    counted["batches"] += len(plain)
-    return counted
+        for state in one.states[-8:]:
+            one.counted["resumes"] += check_resume(one.program, made, plain, state)
+    one.counted["batches"] += len(plain)
+    return one.counted
 
 
 def history_of(fingerprint: Any) -> Any:
@@ -411,6 +433,21 @@ def test_an_edit_of_the_size_waits_for_no_queue_that_is_behind() -> None:
         came += [batch.step for batch in right]
         assert sorted(came + rest.result()) == [*range(30)]
         assert right.stats()["reconnects"] == 0
+
+
+def test_a_position_after_an_edit_of_the_size_says_how_many_rows_batches_have() -> None:
+    """By that the next edit finds where its round ends."""
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
+        wait_until(lambda: [one.sent for one in server.group.membership.members] == [2, 2])
+        assert edit(server, batch_size=3) == 4
+        sizes = [len(next(one)["x"]) for _ in range(3) for one in both]
+        assert sizes == [4, 4, 4, 4, 3, 3]
+        (state,) = Snapshot.from_bytes(both[0].state_dict()["feeder"]).states
+    of = StreamId(state.name, state.number, fingerprint_digest(state.fingerprint))
+    dealing = of.decode(state.token, None).dealing
+    assert dealing is not None
+    assert (dealing.num, dealing.batch_size) == (2, 3)
 
 
 def test_a_stored_position_has_the_edit() -> None:
