@@ -217,7 +217,12 @@ class Positions:
         history = self.fingerprint.get(HISTORY)
         if history is None:
             return config.as_it_was() or config
-        return with_history(Positions(config, self.number), history).config
+        found = with_history(Positions(config, self.number), history)
+        if what := differences(self.fingerprint, found.fingerprint):
+            raise ResumeError(
+                f"feed {self.config.name!r} is made otherwise than when it began: {'; '.join(what)}"
+            )
+        return found.config
 
     def _cure(self, then: Mapping[str, Any]) -> str:
         """How a position goes on that has other fields; empty if it cannot."""

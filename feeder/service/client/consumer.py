@@ -29,7 +29,7 @@ from feeder.service.client.lease import ClientLease
 from feeder.service.client.remote import Identity, RemotePosition
 from feeder.service.faults import point
 from feeder.service.protocol.seats import seat_name, seat_of
-from feeder.state.snapshot import HISTORY, Snapshot
+from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import is_token, start_of
 from feeder.workers import forks
@@ -245,8 +245,9 @@ class Consumer(EpochReader, Closing):
         self._inbox.stats.note_position_asked(time.monotonic())
         if (position := self._position) is not None:
             lease = self._lease
-            # Where a lease begins with which the run has been edited, its server knows the edit.
-            if self._inbox.handed == lease.base and HISTORY in lease.identity.fingerprint:
+            is_edited = position.identity.is_before(lease.identity)
+            if is_edited and self._inbox.handed == lease.base:
+                # The same place, as the server says it since the edit.
                 position = RemotePosition(lease.identity, lease.opened.token)
                 if self._transcript is not None:
                     # Who goes on from there has to find that the run has these settings.

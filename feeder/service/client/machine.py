@@ -34,7 +34,6 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.seats import seat_names
 from feeder.service.protocol.session import CONSUMER, Session, Table
 from feeder.state.fingerprint import differences_in_words, epochs_in_words, in_words
-from feeder.state.snapshot import HISTORY
 
 _TELL_S = 0.5
 """The server is told at least so often: it shows each trainer's waits, and between two messages it
@@ -648,8 +647,8 @@ class ClientMachine:
         self._base, self._told, self._told_begun = at.received, -1, False
         # Where it began is known now, so a later server can be asked for the same. Also if the
         # user gave a position: that may lie in the middle of a round, and the server's does not.
-        if self._last is not None and HISTORY in identity.fingerprint:
-            # The same place, of a run that may have been edited since it was told.
+        if self._last is not None and self._last.identity.is_before(identity):
+            # The same place, as the server says it since the edit.
             self._last = RemotePosition(identity, opened.token)
         if self._last is None and self.state not in HAS_ALL:
             self._token, self._skip = RemotePosition(identity, opened.token).asked, 0

@@ -62,6 +62,10 @@ class Identity(NamedTuple):
             start = group.step - group.index
         return dealing._replace(batch_size=size).begun_at(start)
 
+    def is_before(self, other: Identity) -> bool:
+        """Whether another one is of the run that edits have made of this one."""
+        return HISTORY in other.fingerprint and other.digest != self.digest
+
     @property
     def id(self) -> StreamId:
         """What tokens of this stream carry, to be told from tokens of another."""

@@ -29,8 +29,8 @@ class FeedFactory:
 
     Given the user's factory it calls that each time. Given a coordinator it has one fetch function
     only, which can be used again if it can be put back: `fetch(call)`, or a function with cursor
-    and seek. `make` is called by the feed's own thread. Everything else is fixed before the server
-    listens, so any thread may read it.
+    and seek. `make` is called by the feed's own thread. Everything else is the I/O thread's, which
+    changes it while no run is being made: to what a consumer's position says, or at an edit.
     """
 
     def __init__(
@@ -128,17 +128,15 @@ class FeedFactory:
         run = config.run._replace(num_threads=max(1, config.run.num_threads))
         return config._replace(run=run)
 
-    def edit(
-        self, state: StreamState, change: Change, why: str, others: Sequence[Resume]
-    ) -> Positions | None:
-        """The positions of the run that goes on from a state with a change; None if nothing is to
-        change. They are those of the feed from `go_on_as` on. Raises `ConfigError` and
-        `ResumeError`, also if one of the other places is in no such run."""
+    def edit(self, state: StreamState, change: Change, why: str, others: Sequence[Resume]) -> bool:
+        """Go on from a state with a change, as another run; whether anything is to change. Raises
+        `ConfigError` and `ResumeError`, also if one of the other places is in no such run; then all
+        is as it was."""
         change = self._change.then(change)
         given = Positions(change.applied(self._given.config), 0)
         owner: Positions | None = edited(given, state, why).owner
         if owner is None or owner.fingerprint == self.positions.fingerprint:
-            return None
+            return False
         for one in others:
             try:
                 place_in(owner, self.positions, one)
@@ -147,13 +145,14 @@ class FeedFactory:
                     f"feed {self.name!r} cannot be edited so while some queues have been sent fewer"
                     f" rounds than others: {error}"
                 ) from error
-        return owner
+        self._go_on_as(owner, change)
+        return True
 
-    def go_on_as(self, owner: Positions, change: Change) -> None:
-        """From now on the feed is the run that an edit has made."""
+    def _go_on_as(self, owner: Positions, change: Change) -> None:
+        """From now on the feed is the run that edits have made, by all changes since it began."""
         former, self.positions, self._is_other = self.positions, owner, True
         self._former.append(former)
-        self._change = self._change.then(change)
+        self._change = change
         try:
             at = place_in(owner, former, self.origin or self._start())
         except ResumeError as error:
@@ -269,7 +268,7 @@ class FeedFactory:
             "feed %r goes on with the %s of a position that a consumer or the server was given",
             self.name, number_of(owner.fingerprint[HISTORY]),
         )  # fmt: skip
-        self.go_on_as(owner, change)
+        self._go_on_as(owner, change)
         return found
 
     def _start(self) -> Resume:

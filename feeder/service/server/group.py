@@ -154,7 +154,9 @@ class ConsumerGroup:
             others=lambda: self._decided_beside(message.consumer),
         )  # fmt: skip
         if self.feed.factory.positions is not positions:
-            self._go_on_as_found(positions, message.consumer)
+            self._follow(
+                positions, [one for one in self.leases if one.consumer != message.consumer]
+            )
         start = None if resume is None else self._start_at(resume)
         # A consumer without a position, or with the one this server began at, had it from here.
         is_known = resume is None or resume is self.feed.factory.origin
@@ -312,11 +314,10 @@ class ConsumerGroup:
         """
         factory, leases = self.feed.factory, self._all_that_run()
         places = [self._place_of(lease) for lease in leases]
-        newest = max(places, key=lambda place: place.cut.step)
-        before = factory.positions
-        owner = factory.edit(factory.state(newest), change, why, places)
-        if owner is not None:
-            self._go_on_as(before, owner, change, leases, places)
+        newest, former = max(places, key=lambda place: place.cut.step), factory.positions
+        if factory.edit(factory.state(newest), change, why, places):
+            self._follow(former, leases)
+            self._know_again(former, leases, places)
         step: int = factory.positions.fingerprint[HISTORY][2][-1][3]
         return step
 
@@ -325,23 +326,32 @@ class ConsumerGroup:
         others = [one for one in self.leases if one.lives and not one.undecided]
         return [self._place_of(one) for one in others if one.consumer != consumer]
 
-    def _go_on_as_found(self, former: Positions, consumer: bytes) -> None:
-        """The feed goes on as the edited run of which a consumer has brought a position."""
-        factory = self.feed.factory
-        self.low_watermark.go_on_as(factory.positions, factory.start_state())
+    def _follow(self, former: Positions, leases: list[Lease]) -> None:
+        """The feed is another run from now on. If edits have made it of the one before, these
+        consumers ask for their queues anew, and learn what their positions say."""
+        factory, so_far = self.feed.factory, self.low_watermark.state()
         if factory.was(former):
-            leases = [lease for lease in self.leases if lease.consumer != consumer]
-            self._send_to_ask_again(leases)
+            self.feed.stop_run()
+            self._position_check = None
+            self.delivery.settle()
+            self._were_here = {lease.consumer for lease in leases}
+            for lease in leases:
+                self._handle(events.Dismissed(lease.seat, None))
+            # Where batches have another size from now on, what comes before cannot be had in the
+            # new run: the position so far stays one of the run before.
+            with contextlib.suppress(ResumeError):
+                found = place_in(factory.positions, former, former.find(so_far))
+                so_far = factory.state(found)
+        self.low_watermark.go_on_as(factory.positions, so_far)
         self.delivery.begin()
 
-    def _send_to_ask_again(self, leases: list[Lease]) -> None:
-        """Consumers ask for their queues anew, and learn what their positions say from now on."""
-        self.feed.stop_run()
-        self._position_check = None
-        self.delivery.settle()
-        self._were_here = {lease.consumer for lease in leases}
-        for lease in leases:
-            self._handle(events.Dismissed(lease.seat, None))
+    def _know_again(self, former: Positions, leases: list[Lease], places: list[Resume]) -> None:
+        """Consumers that come back at these places are known to stand in the stream."""
+        positions = self.feed.factory.positions
+        for lease, at in zip(leases, places, strict=True):
+            if lease.seat in self._left:
+                place = positions.deal(place_in(positions, former, at), skip=0)
+                self._left[lease.seat][1].add(key(place.cut, positions.config.stream))
 
     def _all_that_run(self) -> list[Lease]:
         """The leases of all seats, whose consumers have run with the feed and live. Raises
@@ -366,26 +376,6 @@ class ConsumerGroup:
         if (place := lease.sent_to) is not None:
             return self.delivery.resume_after(cast("Any", place))
         return lease.resume or Resume(cut=self.feed.factory.start_cut())
-
-    def _go_on_as(
-        self, former: Positions, owner: Positions, change: Change, leases: list[Lease],
-        places: list[Resume],
-    ) -> None:  # fmt: skip
-        factory = self.feed.factory
-        so_far = self.low_watermark.state()
-        factory.go_on_as(owner, change)
-        # Where batches have another size from now on, what comes before cannot be had in the new
-        # run: the position so far stays one of the run before.
-        with contextlib.suppress(ResumeError):
-            so_far = factory.state(place_in(owner, former, former.find(so_far)))
-        self.low_watermark.go_on_as(owner, so_far)
-        self._send_to_ask_again(leases)
-        stream = factory.config.stream
-        for lease, at in zip(leases, places, strict=True):
-            if lease.seat in self._left:
-                place = factory.positions.deal(place_in(owner, former, at), skip=0)
-                self._left[lease.seat][1].add(key(place.cut, stream))
-        self.delivery.begin()
 
     # ---- messages of consumers
 

@@ -465,3 +465,17 @@ def test_a_stored_position_has_the_edit() -> None:
         came = [next(coordinator["train"].on(i % 2))["x"].tolist() for i in range(20)]
     wanted, first = in_process(step), after.summary[2]
     assert came == [wanted[first + i] for i in range(20)]
+
+
+def test_a_factory_that_makes_another_feed_after_an_edit_is_told_so() -> None:
+    sizes = [60, 61]
+
+    def make() -> Any:
+        source = sources.arrays(np.arange(sizes.pop(0))).shuffle(seed=1)
+        return feed(sources.mix({"web": (source, 1)}))
+
+    with serving(make) as server, reading(server, credit=2) as consumer:
+        next(consumer)
+        edit(server, seed=4)
+        with pytest.raises(feeder.ResumeError, match=r"otherwise than.*60 then, 61 now"):
+            list(consumer)
