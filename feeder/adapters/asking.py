@@ -78,6 +78,10 @@ def when_comes(
 ) -> Iterator[Seen]:
     """Where a record comes on any rank, in the order of steps. Raises `ConfigError`."""
     numbers.rows_of(source, record, 0)
+    return _comes(numbers, known, source, record)
+
+
+def _comes(numbers: Numbers, known: Sequence[Place], source: str, record: int) -> Iterator[Seen]:
     ends = [*(place.step for place in known[1:]), math.inf]
     found, quiet = False, 0
     for (epoch, index, step), end in zip(known, ends, strict=True):

@@ -169,7 +169,7 @@ def test_what_is_not_there_is_told() -> None:
         with pytest.raises(ConfigError, match="has ended before it"):
             loader.records(10)
         with pytest.raises(ConfigError, match="record is 9, and the source has 9 records"):
-            next(loader.when(9))
+            loader.when(9)
         with pytest.raises(ConfigError, match="step is -1"):
             loader.records(-1)
         assert [one.step for one in loader.when(8)] == [4, 9]
