@@ -274,11 +274,13 @@ def naive(program: Program, made: list[tuple[int, str, dict[str, Any]]]) -> dict
     return came
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("seed", range(6))
 def test_an_edit_of_a_served_feed_is_a_stop_and_a_resume(seed: int) -> None:
     run(seed)
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_it_is_so_where_servers_are_killed_and_begin_without_it(seed: int) -> None:
     run(seed, kills=True)
