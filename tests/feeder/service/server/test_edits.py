@@ -481,3 +481,30 @@ def test_a_factory_that_makes_another_feed_after_an_edit_is_told_so() -> None:
         edit(server, seed=4)
         with pytest.raises(feeder.ResumeError, match=r"otherwise than.*60 then, 61 now"):
             list(consumer)
+
+
+@pytest.mark.parametrize("size", [60, 6000])
+def test_uneven_weights_hold_after_a_restart(size: int) -> None:
+
+    def make(web: float = 7, code: float = 3, resume: Any = None, **settings: Any) -> Any:
+        parts = {
+            name: sources.arrays(np.arange(size) + FIRSTS[name]).shuffle(seed=1)
+            for name in ("web", "code")
+        }
+        source = sources.mix({"web": (parts["web"], web), "code": (parts["code"], code)})
+        return feed(source, resume, batch_size=size // 15, **settings)
+
+    with serving(make) as server, reading(server, credit=2) as consumer:
+        came = [batch["x"].tolist() for batch in islice(consumer, 3)]
+        step = edit(server, web="0.12345", code="0.87655")
+        came += [batch["x"].tolist() for batch in islice(consumer, 6)]
+        server.kill()
+        with serving(make, server.address):
+            came += [batch["x"].tolist() for batch in consumer]
+    with outside(), make() as coordinator:
+        wanted = [batch["x"].tolist() for batch in islice(coordinator["train"], step)]
+        state = coordinator.state_dict()
+        with make(0.12345, 0.87655, state, edit="because") as other:
+            wanted += [batch["x"].tolist() for batch in other["train"]]
+    assert step < 9
+    assert came == wanted
