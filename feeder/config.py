@@ -219,6 +219,27 @@ def deal_to(config: FeedConfig, devices: tuple[str, ...]) -> FeedConfig:
     return config._replace(devices=devices, stream=stream, run=run)
 
 
+def with_numbers(
+    config: FeedConfig, sizes: Mapping[str, int], seed: int | None = None
+) -> FeedConfig:
+    """The settings of a feed with another `batch_size`, or `global_batch_size`, and seed. Raises
+    `ConfigError`."""
+    stream = config.stream
+    here, other = ("batch_size", "global_batch_size")[:: -1 if stream.global_batch_size else 1]
+    if other in sizes:
+        raise ConfigError(
+            f"feed {config.name!r} has no {other}, but {here} {stream.rows_asked}: edit that"
+        )
+    stream = stream._replace(
+        seed=stream.seed if seed is None else seed,
+        batch_size=sizes.get("batch_size", stream.batch_size),
+        global_batch_size=sizes.get("global_batch_size", stream.global_batch_size),
+    )
+    run = config.run._replace(max_rows=config.max_buffered_batches * stream.batch_size)
+    _check_rows_per_call(stream, run.rows_per_call)
+    return deal_to(config._replace(stream=stream, run=run), config.devices)
+
+
 def _in_step(fetch: Any, last_batch: Any) -> Any:
     """A source as it is best called where rows flow into the next epoch; else `fetch` itself."""
     # Under "carry" the first call of an epoch gives what the last batch lacks, so that each later

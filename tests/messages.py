@@ -9,6 +9,8 @@ from feeder.service.protocol.messages import (
     Batches,
     Bye,
     ColumnSpec,
+    Edit,
+    Edited,
     End,
     Farewell,
     Fault,
@@ -49,6 +51,11 @@ EXAMPLES: list[Message] = [
     ),
     Look(version=PROTOCOL_VERSION, receipt=b""),
     Seen(data=b"{}", receipt=b"r"),
+    Edit(
+        version=PROTOCOL_VERSION, feed="", why="more code", weights=(("web", "1/3"), ("code", "2")),
+        batch_size=8, global_batch_size=None, seed=2**64 - 1,
+    ),
+    Edited(feed="train", step=7),
     Snapshot(generation=G, sequence=2, receipt=b""),
     Bye(generation=G),
     Opened(

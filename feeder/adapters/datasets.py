@@ -151,11 +151,18 @@ class Ordered:
 
     def find(self, share: Share, epoch: int, index: int, number: int) -> Any:
         batch = share.batch(number, self.num_batches(epoch), index)
-        if batch is None:
-            return None
+        return None if batch is None else self.samples(epoch, batch)
+
+    def samples(self, epoch: int, batch: int) -> list[int]:
+        """The samples of a batch."""
         size = self._batched.size or 1
         last = min(self.num_samples, (batch + 1) * size)
-        return self._order.indices(epoch, batch * size, last).tolist()
+        found: list[int] = self._order.indices(epoch, batch * size, last).tolist()
+        return found
+
+    def positions(self, epoch: int, sample: int) -> list[int]:
+        """Where a sample comes in an epoch."""
+        return self._order.places(epoch, sample)
 
     def mark(self, epoch: int, index: int) -> bytes | None:
         return None

@@ -10,11 +10,16 @@ import weakref
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from feeder.adapters.asking import Numbers, records_at, when_comes
 from feeder.errors import ConfigError, FeedError, ResumeError, looped_again
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.shares import Place
+
+if TYPE_CHECKING:
+    from feeder.feeds.records import Rows
+    from feeder.workers.sources.stores.reading import Seen
 
 RING = 256
 """How many of the last batches a state may be asked for: far more than anything takes ahead."""
@@ -77,6 +82,9 @@ class Stream(Protocol):
     def left(self, mark: Mark) -> int | None:
         """Batches that the epoch has after a mark; None where nobody knows."""
 
+    def numbers(self) -> Numbers:
+        """What it reads, by numbers; raises `ConfigError` where rows do not follow from these."""
+
     def close(self) -> None:
         """End what it has open."""
 
@@ -121,6 +129,8 @@ class EpochLoader:
         self._again: deque[tuple[Batch, Mark]] = deque()
         """What was taken of the run, and is given by the next loops."""
         self._ring: deque[Mark] = deque([self._mark], RING)
+        # The places from which on steps are counted through whole epochs.
+        self._known = [self._mark.place]
         weakref.finalize(self, _close, self._open)
 
     # ---- batches
@@ -217,6 +227,7 @@ class EpochLoader:
             if run is None:
                 self._close()
             mark = self._stream.next_epoch(mark)
+            self._known.append(mark.place)
         self._open_at(mark)
         self._loop, self._is_begun = loop, True
         loop.state = "running"
@@ -342,6 +353,7 @@ class EpochLoader:
             self._kept.clear()
         self._mark, self._is_begun, self._is_exhausted = mark, False, False
         self._ring = deque([mark], RING)
+        self._known = [place for place in self._known if place <= mark.place] or [mark.place]
 
     def _go_to(self, mark: Mark) -> None:
         """Have the next loop begin there."""
@@ -349,6 +361,27 @@ class EpochLoader:
         self._close()
         self._mark, self._is_begun, self._is_exhausted = mark, False, False
         self._ring = deque([mark], RING)
+        self._known = [mark.place]
+
+    # ---- what the batches are made of
+
+    def records(self, step: int) -> Rows:
+        """The records that the rows of a batch of this rank were made of, or will be, by its step:
+        0 is the first batch since the start, and `step` the next one. Of a data set a record is a
+        sample. Nothing is read. Epochs to come count as given whole.
+
+        Raises `ConfigError` if rows do not follow from numbers, as those of a sampler, an iterable
+        or a fetch function, of packed or filtered rows, and of what may be left out; for a feed or
+        a consumer, which is asked itself; and for steps before those that the loader knows, from
+        its start or the state that it has gone on from.
+        """
+        return records_at(self._stream.numbers(), self._known, step)
+
+    def when(self, record: int, source: str = "") -> Iterator[Seen]:
+        """Where a record comes, in the order of steps: an iterator over `sources.Seen`, whose
+        `queue` is the rank. It has no end if the loader has none. Raises as `records` does, and for
+        a record that there is none of, or that never comes."""
+        return when_comes(self._stream.numbers(), tuple(self._known), source, record)
 
     # ---- life
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import index
 from typing import Any, Literal, NamedTuple
 
+from feeder.adapters.asking import Numbers
 from feeder.adapters.datasets import (
     Batched,
     Indices,
@@ -32,13 +33,14 @@ from feeder.feeds.coordinator import Coordinator
 from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.epochs import EpochReader
 from feeder.feeds.feed import Feed
+from feeder.feeds.records import Rows, check_record
 from feeder.ranks import rank_of
 from feeder.service.client.consumer import Consumer
 from feeder.sources import Source
 from feeder.state.snapshot import HISTORY, Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import step_of
-from feeder.workers.sources.stores.reading import Faults
+from feeder.workers.sources.stores.reading import Faults, Record
 from feeder.workers.stream.batch import Batch, Call
 from feeder.workers.stream.chunks import arrow_chunks, is_table
 from feeder.workers.stream.position import Cut, Position
@@ -316,6 +318,45 @@ class MadeStream:
         num = self._num_batches(mark.place.epoch)
         return None if num is None else self._share.rounds(num, mark.place.index)
 
+    def numbers(self) -> Numbers:
+        if why := self._why_unknown():
+            raise ConfigError(
+                f"the records of a step of the loader do not follow from numbers: {why}; have each "
+                "sample's number in its batches"
+            )
+        return Numbers(
+            self._share, self._batched.size or 1, self._epochs, self._epochs_that_differ(),
+            lambda epoch: self._num_batches(epoch) or 0, self._records_of, self._rows_of,
+        )  # fmt: skip
+
+    def _why_unknown(self) -> str:
+        if self._kind == "iterable":
+            return "an iterable says nothing of them"
+        if isinstance(self._indices, Sampled):
+            return "a sampler has an order of its own"
+        if self._kind == "map" and self.faults.may_skip:
+            return "on_error='skip' may leave samples out"
+        return ""
+
+    def _records_of(self, epoch: int, batch: int) -> Rows:
+        size = self._batched.size or 1
+        if isinstance(ordered := self._indices, Ordered):
+            return tuple(
+                (Record("", n, epoch, f"sample {n}"),) for n in ordered.samples(epoch, batch)
+            )
+        call = Call(batch, epoch, 0, size, self._settings["seed"])
+        return tuple(self._dataset.records_of(call))
+
+    def _rows_of(self, source: str, record: int, epoch: int) -> Iterator[int]:
+        size = self._batched.size or 1
+        if isinstance(ordered := self._indices, Ordered):
+            check_record({"": ordered.num_samples}, source, record)
+            return iter(ordered.positions(epoch, record))
+        check_record(self._dataset.sizes_of(), source, record)
+        call = Call(0, epoch, 0, size, self._settings["seed"])
+        rows: Iterator[int] = self._dataset.rows_of(source, record, call)
+        return rows
+
     def close(self) -> None:
         """Nothing: its runs are ended by themselves."""
 
@@ -480,6 +521,12 @@ class ReadStream:
 
     def left(self, mark: Mark) -> int | None:
         return None
+
+    def numbers(self) -> Numbers:
+        raise ConfigError(
+            "the loader reads a feed, a consumer, or rows that follow from all rows before them: "
+            "ask the feed by the step of its batches, feed.records(batch.step)"
+        )
 
     def close(self) -> None:
         """End the reader, where it is the loader's own."""

@@ -202,6 +202,24 @@ class Transcript:
         cells += cells_of(chain, says)
         return _Told(chain, settings, expected, told_stride, last, size, cells)
 
+    @property
+    def settings(self) -> bytes:
+        """The digest of the settings that positions have now."""
+        return self._start.now
+
+    @under_lock
+    def go_on_as(self, now: bytes) -> None:
+        """The run is edited: positions have these settings from here on, also before the next step.
+        The thread that reads the queue says so. Raises `TranscriptError`; it is said again then."""
+        self.flush()
+        told = self._told
+        if self._file is not None and told.settings != now:
+            chain = told.chain.copy()
+            cells = told.cells + cells_of(chain, [says_settings(now)])
+            self._told = told._replace(chain=chain, settings=now, cells=cells)
+            self.flush()
+        self._start = self._start._replace(now=now)
+
     @under_lock
     def sync(self) -> None:
         """The same, and the loss of power does not lose them either."""

@@ -26,7 +26,7 @@ COMMANDS = {
     "consume": "read a served feed, and say how fast it is and what came",
     "demo": "train, be killed, resume, and compare",
     "doctor": "say what this machine lacks, and what to do",
-    "edit": "change what a run reads from a position on, in a new file",
+    "edit": "change what a run reads from a position on, or from now on",
     "index": "index files of records, and decompress those that are compressed",
     "inspect": "say what a snapshot file holds",
     "keygen": "make the keys of a server and its clients",

@@ -12,9 +12,12 @@ from feeder.errors import CheckpointError, ConfigError, ResumeError
 from feeder.state.snapshot import Snapshot, StreamState
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
+def add_file(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
     """Add the argument that names the file."""
-    parser.add_argument("file", help="a snapshot, a checkpoint, or a folder of those")
+    parser.add_argument(
+        "file", nargs=None if is_needed else "?", help="a snapshot, a checkpoint, or a folder of "
+        "those",
+    )  # fmt: skip
 
 
 def add_feed(parser: argparse.ArgumentParser) -> None:

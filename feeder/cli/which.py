@@ -56,7 +56,7 @@ def main(arguments: argparse.Namespace) -> int:
             "feed": asked.name, "step": step, "queue": queue, "queues": asked.num_queues,
             "has_come": has_come,
             "rows": [
-                [{"source": r.source, "number": r.number, "epoch": r.epoch} for r in row]
+                [r._asdict() for r in row]
                 for row in rows
             ],
         }  # fmt: skip
@@ -70,7 +70,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _named(record: Record) -> str:
     of = f" of {record.source}" if record.source else ""
-    return f"record {record.number}{of}, pass {record.epoch}"
+    # A position that does not know the file says the number once more.
+    where = "" if record.name == f"record {record.number}" else f": {record.name}"
+    return f"record {record.number}{of}, pass {record.epoch}{where}"
 
 
 def where(asked: Asked, queue: int) -> str:

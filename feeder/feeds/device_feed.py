@@ -196,6 +196,8 @@ class DeviceFeed(EpochReader):
         old, new = self._stream, self._stream.wait_for_edit()
         if new is None or num <= old.progress.last:
             return
+        if self._transcript is not None:
+            self._transcript.go_on_as(new.positions.id.fingerprint)
         self.drop()
         new.counted.handed[self._device] = old.counted.handed[self._device]
         new.end_before()

@@ -193,12 +193,7 @@ class Feed:
             raise ConfigError(
                 f"feed {self.name!r} is not started in this process: change the feed call itself, "
                 "with resume= and edit= if it goes on from a position, as for a server that is "
-                "started again"
-            )
-        if old.transcripts:
-            raise ConfigError(
-                f"feed {self.name!r} writes a transcript, which an edit begins anew: stop the feed "
-                "and go on from its position, with edit="
+                "started again; one that runs is edited by feeder edit --address"
             )
         settings = {**old.settings, **changes}
         config = make_config(settings, old.config.stream.first_worker_id)

@@ -230,15 +230,19 @@ def when(asked: Asked, source: str, record: int) -> Iterator[Seen]:
 
     _check_known(asked)
     fetch: Any = asked.stream.fetch
-    sizes = fetch.sizes_of()
+    check_record(fetch.sizes_of(), source, record)
+    if not has_inverse(fetch):
+        logger.info("all records of an epoch are looked at: DALI's shuffles have no inverse")
+    return _seen(asked, fetch, source, record)
+
+
+def check_record(sizes: Mapping[str, int], source: str, record: int) -> None:
+    """Raise `ConfigError` if there is no such record of sources of these sizes."""
     if source not in sizes:
         known = "has one source without a name, ''" if set(sizes) == {""} else f"has {[*sizes]}"
         raise ConfigError(f"source is {source!r}, and the feed {known}")
     if checked("record", record) >= sizes[source]:
         raise ConfigError(f"record is {record}, and {_of(source)} has {sizes[source]} records")
-    if not has_inverse(fetch):
-        logger.info("all records of an epoch are looked at: DALI's shuffles have no inverse")
-    return _seen(asked, fetch, source, record)
 
 
 def _of(source: str) -> str:

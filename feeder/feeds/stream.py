@@ -242,7 +242,8 @@ class Stream:
         self.pipeline.start()
 
     def _begin_transcripts(self) -> None:
-        if not self.transcripts:
+        # After an edit they are those of the stream before, which go on.
+        if not self.transcripts or self._before is not None:
             return
         resume, now = self._resume, self.positions.id.fingerprint
         is_even = self.config.stream.rounds == "stream"
@@ -254,7 +255,8 @@ class Stream:
             transcript.begin(start)
 
     def _close_transcripts(self) -> None:
-        for transcript in self.transcripts:
+        # Of the streams before and after an edit the last one has them.
+        for transcript in self.transcripts if self.next is None else ():
             try:
                 transcript.close()
             except TranscriptError as error:
@@ -345,6 +347,7 @@ class Stream:
                 self.next = streams[at] = new
         except BaseException:
             if new is not self:
+                new.transcripts = []
                 new._close()
                 new._join(time.monotonic() + _JOIN_S)
             raise
@@ -382,6 +385,7 @@ class Stream:
         new.counted.go_on(self.counted, new._num_before)
         new.resume(found)
         new.initialised, new.triggers, new._before = True, self.triggers, self
+        new.transcripts = self.transcripts
         old: Any
         for queue, old in zip(new.queues, self.queues, strict=True):
             queue.go_on(old)

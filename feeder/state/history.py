@@ -198,20 +198,24 @@ def go_on(given: Positions, state: StreamState) -> Resume:
     `ResumeError`."""
     owner = with_history(given, state.fingerprint[HISTORY])
     found = owner.find(state)._replace(owner=owner)
-    run: Run = owner.config.stream.fetch.run  # type: ignore[attr-defined]
+    check_shapes(given.config.name, owner.config.stream.fetch.run, found.cut)  # type: ignore[attr-defined]
+    return found
+
+
+def check_shapes(name: str, run: Run, cut: Cut) -> None:
+    """Raise `ResumeError` if batches have another size from an edit on that a place is before."""
     for made in reversed(run.edits):
         what = [
-            f"{name} {one!r} then"
-            for name, (one, other) in _shapes(made.was, run.settings).items()
+            f"{field} {one!r} then"
+            for field, (one, other) in _shapes(made.was, run.settings).items()
             if one != other
         ]
-        if what and found.cut.step < made.step:
+        if what and cut.step < made.step:
             raise ResumeError(
-                f"the position of feed {given.config.name!r} is before step {made.step}, from which"
-                f" on batches have another size, {', '.join(what)}: what comes "
-                "before such an edit cannot be had again"
+                f"the position of feed {name!r} is before step {made.step}, from which on batches "
+                f"have another size, {', '.join(what)}: what comes before such an edit cannot be "
+                "had again"
             )
-    return found
 
 
 def _shapes(*chapters: Settings) -> dict[str, list[Any]]:
@@ -677,7 +681,7 @@ def chapters_of(state: StreamState) -> list[dict[str, Any]]:
         told.append({
             "note": notes[number],
             "from_step": steps[number],
-            "to_step": steps[number + 1],
+            "to_step": min(steps[number + 1], cut.step),
             "epoch": since[0],
             "rows_of_a_call": one.asked,
             "seed": one.seed,

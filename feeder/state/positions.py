@@ -192,7 +192,7 @@ class Positions:
             self._tell_of_order()
             now = without
         if HISTORY in then or HISTORY in now:
-            self._compare_histories(then.get(HISTORY), now.get(HISTORY))
+            self.compare_histories(then.get(HISTORY), now.get(HISTORY))
         found = differences(then, now)
         if state.name != self.config.name:
             found.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
@@ -202,7 +202,8 @@ class Positions:
                 f"{self._cure(then)}"
             )
 
-    def _compare_histories(self, then: Any, now: Any) -> None:
+    def compare_histories(self, then: Any, now: Any) -> None:
+        """Raise `ResumeError` if two histories differ."""
         if then == now:
             return
         raise ResumeError(
@@ -216,7 +217,12 @@ class Positions:
         history = self.fingerprint.get(HISTORY)
         if history is None:
             return config.as_it_was() or config
-        return with_history(Positions(config, self.number), history).config
+        found = with_history(Positions(config, self.number), history)
+        if what := differences(self.fingerprint, found.fingerprint):
+            raise ResumeError(
+                f"feed {self.config.name!r} is made otherwise than when it began: {'; '.join(what)}"
+            )
+        return found.config
 
     def _cure(self, then: Mapping[str, Any]) -> str:
         """How a position goes on that has other fields; empty if it cannot."""
@@ -286,7 +292,7 @@ class Positions:
                 )
             found, turns = found._replace(cut=known[0]), known[1]
         # What was dealt before tells how many rows the batches have that are left of its round.
-        size = now[1] if then is None else then.batch_size
+        size = then.batch_size if then is not None and turns.first else now[1]
         if turns.first and skip and size != now[1]:
             raise ConfigError(
                 f"skip is {skip}, and batches had {size} rows where the position of feed "

@@ -58,7 +58,7 @@ def edited(
     if seed is not None:
         fields["seed"] = seed
     was = settings_in(then, skips=False)
-    steps: Sequence[Step] | None = _steps(was)
+    steps: Sequence[Step] | None = steps_in(was)
     if weights:
         fields, steps = _weighed(state.name, fields, weights)
     elif seed not in (None, was.seed) and steps is None:
@@ -162,7 +162,7 @@ def _is_source(field: str) -> bool:
     return field.startswith("source.") and field != HISTORY
 
 
-def _steps(now: Settings) -> Sequence[Step] | None:
+def steps_in(now: Settings) -> Sequence[Step] | None:
     """The weights of a mixture, from which the rest of its epoch is made; None if it has a
     schedule, of which its blocks do not tell the steps."""
     from feeder.workers.sources.chapters import short, weights_of

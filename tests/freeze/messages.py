@@ -45,6 +45,16 @@ MESSAGES: dict[str, list[dict[str, Any]]] = {
     "Snapshot": [dict(generation=LEASE, sequence=2, receipt=b"receipt")],
     "Bye": [dict(generation=LEASE)],
     "Look": [dict(version=VERSION, receipt=b"receipt")],
+    "Edit": [
+        dict(
+            version=VERSION, feed="train", why="more cöde", weights=[["web", "1/3"], ["code", "2"]],
+            batch_size=None, global_batch_size=512, seed=2**64 - 1,
+        ),
+        dict(
+            version=VERSION, feed="", why="less", weights=[], batch_size=8, global_batch_size=None,
+            seed=None,
+        ),
+    ],
     "Spec": [
         dict(
             generation=LEASE, batch_size=256,
@@ -71,6 +81,7 @@ MESSAGES: dict[str, list[dict[str, Any]]] = {
         dict(generation=LEASE, data=b"state", receipt=b"receipt"),
     ],
     "Seen": [dict(data=b"{}", receipt=b"receipt")],
+    "Edited": [dict(feed="train", step=2**40)],
     "Fault": [
         dict(
             generation=LEASE, sequence=4, kind="FetchError", text="it failed",

@@ -8,6 +8,7 @@ it was made of: a description that says more than is understood here is refused 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
@@ -160,8 +161,12 @@ def _mixture(told: Told) -> Routed:
     return Routed("mix", parts, whole, route.names)
 
 
+_NUM_RECORDS = re.compile(r"(?:^|, )(\d+) (?:records|samples)\b")
+"""How a description says how many records a file has, if it does."""
+
+
 class Numbered:
-    """Records of which the numbers alone are known. Never changes."""
+    """Records of which the numbers alone are known, and of some their files. Never changes."""
 
     skipped = 0
     may_skip = False
@@ -169,13 +174,28 @@ class Numbered:
     def __init__(self, told: Told) -> None:
         self.kind, self._size = told["source"], told["size"]
         self._fields = _own_fields(told)
+        self._files, self._ends = self._find_files()
+
+    def _find_files(self) -> tuple[list[str], NDArray[np.int64]]:
+        """The names of the files, and the record after the last of each; none if it is not told
+        which records they have."""
+        told = {k: v for k, v in self._fields.items() if k.startswith("file ")}
+        found = [_NUM_RECORDS.search(str(one)) for one in told.values()]
+        ends = np.cumsum([int(one[1]) for one in found if one is not None], dtype=np.int64)
+        if None in found or not found or ends[-1] != self._size:
+            return [], ends[:0]
+        return [name.removeprefix("file ") for name in told], ends
 
     def __len__(self) -> int:
         return self._size  # type: ignore[no-any-return]
 
     def name(self, index: int) -> str:
-        """The number."""
-        return f"record {index}"
+        """The file, and the number there, if that is known."""
+        if not self._files:
+            return f"record {index}"
+        file = int(np.searchsorted(self._ends, index, side="right"))
+        first = int(self._ends[file - 1]) if file else 0
+        return f"{self._files[file]!r}, record {index - first}"
 
     def read(self, indices: NDArray[np.int64], call: Call) -> NoReturn:
         """Never."""

@@ -171,6 +171,31 @@ def mix(
     return mixture
 
 
+def weighed(mixture: Mixture, weights: Mapping[str, Fraction]) -> Mixture:
+    """The same sources by other weights, and without a schedule; 0 leaves one out. Raises
+    `ConfigError`."""
+    records: Any = mixture.records
+    route = records.route if isinstance(records, Routed) else None
+    if not isinstance(route, MixRoute):
+        raise ConfigError(
+            "weights of a mixture that is shuffled or sharded itself, by tokens, or of packed "
+            "or filtered sources cannot be changed"
+        )
+    read: dict[str, Any] = dict(zip(route.names, records.parts, strict=True))
+    parts = {**read, **mixture.unread}
+    if not {*map(str, read)} <= {*weights} <= {*map(str, parts)}:
+        raise ConfigError(
+            f"weights are of {sorted(weights)}, and the sources are {[*map(str, parts)]}: give "
+            "one for each, 0 for a source that is taken out"
+        )
+    if not any(weights.values()):
+        raise ConfigError("every weight is 0, expected one that is more")
+    # 0 as `mix` knows it, which takes no fraction for it.
+    given: Any = {name: (part, weights.get(str(name)) or 0) for name, part in parts.items()}
+    options: OrderOptions = {} if route.seed is None else {"seed": route.seed}
+    return mix(given, on_exhausted=route.on_exhausted, **options)
+
+
 def _mixed(
     parts: list[Source], names: tuple[str, ...], steps: Sequence[Step], on_exhausted: OnExhausted,
     unit: Unit, options: OrderOptions,

@@ -26,7 +26,7 @@ from feeder.feeds.records import Rows, asked_of, records_of
 from feeder.service.client.inbox import Loading
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.lease import ClientLease
-from feeder.service.client.remote import Identity
+from feeder.service.client.remote import Identity, RemotePosition
 from feeder.service.faults import point
 from feeder.service.protocol.seats import seat_name, seat_of
 from feeder.state.snapshot import Snapshot
@@ -154,13 +154,16 @@ class Consumer(EpochReader, Closing):
     def _note(self, batch: Batch) -> None:
         """Write a batch into the transcript: at once, since the user may take its position from the
         batch, without a word to the consumer."""
+        place: Any = batch.place
         if self._transcript is None:
-            self._transcript = self._begin_transcript()
+            self._transcript = self._begin_transcript(place.identity)
+        if (now := place.identity.id.fingerprint) != self._transcript.settings:
+            self._transcript.go_on_as(now)
         self._transcript.note(batch)
         self._transcript.flush()
 
-    def _begin_transcript(self) -> Transcript:
-        identity, options = self._lease.identity, self._loop.options
+    def _begin_transcript(self, identity: Identity) -> Transcript:
+        options = self._loop.options
         assert self._folder is not None and identity.began is not None
         dealing, now = identity.began.dealing, identity.id.fingerprint
         step, then = first_step(identity.began), now
@@ -241,8 +244,16 @@ class Consumer(EpochReader, Closing):
         """
         self._check_forked()
         self._inbox.stats.note_position_asked(time.monotonic())
-        if self._position is not None:
-            return {STATE_KEY: self._position.state(self._lease.columns)}
+        if (position := self._position) is not None:
+            lease = self._lease
+            is_edited = position.identity.is_before(lease.identity)
+            if is_edited and self._inbox.handed == lease.base:
+                # The same place, as the server says it since the edit.
+                position = RemotePosition(lease.identity, lease.opened.token)
+                if self._transcript is not None:
+                    # Who goes on from there has to find that the run has these settings.
+                    self._transcript.go_on_as(lease.identity.id.fingerprint)
+            return {STATE_KEY: position.state(lease.columns)}
         loaded = self._ready.position if isinstance(self._ready, Loading) else self._loaded
         return {STATE_KEY: loaded or self._inbox.start}
 

@@ -403,6 +403,18 @@ class ClientMachine:
             done.append((Do.NOTE_LOST, why))
         return done
 
+    def _part(self, message: say.Farewell, at: Moment) -> Instructions:
+        """The server stops, or has ended the lease and is to be asked for the queue again."""
+        if not message.generation:
+            why = f"the server stopped: {message.reason}"
+            return self._lose(why, at, gives_up=self.state in HAS_ALL)
+        done = self._lose(f"the server has ended the lease: {message.reason}", at)
+        if self.state in SEEKS:
+            # However short a loss may last: it is there.
+            limit_s = max(self.options.reconnect_s, self.options.timeout_s)
+            self._wait_at_most(limit_s, at.now)
+        return done
+
     def _fail(self, error: FeedError) -> Instructions:
         """End the search with an error."""
         done = self._finish(error)
@@ -435,7 +447,7 @@ class ClientMachine:
         self._protocol.on("Open")
         question = say.Open(
             version=say.PROTOCOL_VERSION, feed=options.feed, queue=options.queue,
-            replica=options.replica, token=self._token if last is None else last.token,
+            replica=options.replica, token=self._token if last is None else last.asked,
             skip=self._skip if last is None else 0, credit=options.credit, hold=options.hold,
             intent="start" if self.state == "starting" else "rejoin",
             # The user may yet load a state: the feed need not begin for this consumer. Once the
@@ -605,14 +617,14 @@ class ClientMachine:
                 return self._take_state(message, at)
             case say.End():
                 # The end has a position of its own: who comes back with it is sent nothing more.
-                self._last, self._token = None, message.token
+                end = RemotePosition(self._identity, message.token)
+                self._last, self._token = None, end.asked
                 self._life.on("ends")
-                return [(Do.FINISH, RemotePosition(self._identity, message.token))]
+                return [(Do.FINISH, end)]
             case say.Fault():
                 return self._take_fault(message, at)
             case say.Farewell():
-                why = f"the server stopped: {message.reason}"
-                return self._lose(why, at, gives_up=self.state in HAS_ALL)
+                return self._part(message, at)
         return []
 
     def _is_stale(self, message: say.Message) -> bool:
@@ -635,8 +647,11 @@ class ClientMachine:
         self._base, self._told, self._told_begun = at.received, -1, False
         # Where it began is known now, so a later server can be asked for the same. Also if the
         # user gave a position: that may lie in the middle of a round, and the server's does not.
+        if self._last is not None and self._last.identity.is_before(identity):
+            # The same place, as the server says it since the edit.
+            self._last = RemotePosition(identity, opened.token)
         if self._last is None and self.state not in HAS_ALL:
-            self._token, self._skip = opened.token, 0
+            self._token, self._skip = RemotePosition(identity, opened.token).asked, 0
         self._dealt = self._dealt or _dealing(opened, identity)
         self._life.on("given")
         self._rest()

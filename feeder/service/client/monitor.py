@@ -1,4 +1,4 @@
-"""A monitor: it asks a server for the figures of its feeds, and takes no queue.
+"""A monitor: it asks a server for the figures of its feeds, or edits one, and takes no queue.
 
 A monitor has a state of the protocol of its own: after its first question nothing but questions is
 legal, so that a monitor can never take a queue from a trainer.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping
+from fractions import Fraction
 
 import msgspec
 
 from feeder.closing import Closing
-from feeder.errors import ConnectTimeout, ProtocolError, TransportError
+from feeder.errors import ConfigError, ConnectTimeout, ProtocolError, TransportError
 from feeder.observe.figures import Figures, from_json
 from feeder.service.client.remote import error_of
 from feeder.service.net.addresses import check_connects, default_address, parse
@@ -58,36 +60,66 @@ class Monitor(Closing):
         Raises `ConnectTimeout`, `AuthError` and other `TransportError`s; after an error the next
         call connects again.
         """
+        # The receipt proves that the last answer was read: otherwise a peer that asks and never
+        # reads would have the server hold its answers in memory.
+        seen = self._ask(
+            lambda: say.Look(version=say.PROTOCOL_VERSION, receipt=self._receipt), timeout_s
+        )
+        assert isinstance(seen, say.Seen)
+        self._receipt = seen.receipt
+        return _figures(seen.data)
+
+    def edit(
+        self, why: str, *, feed: str = "", weights: Mapping[str, Fraction] | None = None,
+        batch_size: int | None = None, global_batch_size: int | None = None,
+        seed: int | None = None, timeout_s: float = 30.0,
+    ) -> int:  # fmt: skip
+        """Have a feed go on with other numbers; returns the first step that they are for. Raises as
+        `fetch` does, and what the server says against it."""
+        message = say.Edit(
+            version=say.PROTOCOL_VERSION, feed=feed, why=why, batch_size=batch_size,
+            weights=tuple((name, str(weight)) for name, weight in (weights or {}).items()),
+            global_batch_size=global_batch_size, seed=seed,
+        )  # fmt: skip
         try:
-            return self._fetch(time.monotonic() + timeout_s, timeout_s)
+            decode(encode(message), from_consumer=True)
+        except ProtocolError as error:
+            raise ConfigError(f"no server can take this edit: {error}") from error
+        answer = self._ask(lambda: message, timeout_s)
+        assert isinstance(answer, say.Edited)
+        return answer.step
+
+    def _ask(self, question: Callable[[], say.Message], timeout_s: float) -> say.Message:
+        try:
+            return self._answer(question, time.monotonic() + timeout_s, timeout_s)
         except BaseException:
             # An answer may still be on its way, and would be taken for that of the next question.
             self._drop()
             raise
 
-    def _fetch(self, ends: float, timeout_s: float) -> Figures:
+    def _answer(
+        self, question: Callable[[], say.Message], ends: float, timeout_s: float
+    ) -> say.Message:
         connection = self._connection
         if connection is None:
             connection = self._connection = Connection(self._security, self._address, _MAX_BYTES)
             # A receipt is worth something over the connection that it came over, and no other.
             self._session, self._receipt = Session(CONSUMER), b""
             self._session.on("connect")
-        # The receipt proves that the last answer was read: otherwise a peer that asks and never
-        # reads would have the server hold its answers in memory.
-        message = say.Look(version=say.PROTOCOL_VERSION, receipt=self._receipt)
-        self._session.on("Look")
+        message = question()
+        self._session.on(type(message).__name__)
         connection.send(encode(message))
         while (left_s := ends - time.monotonic()) > 0:
             ready = connection.poll(left_s)
-            if ready.messages and (figures := self._receive(connection)) is not None:
-                return figures
+            if ready.messages and (answer := self._receive(connection)) is not None:
+                return answer
             if ready.trouble and (error := connection.trouble()) is not None:
                 raise error
         raise ConnectTimeout(
             f"no answer from {self.address} within {timeout_s:g} s; does `feeder serve` run there?"
         )
 
-    def _receive(self, connection: Connection) -> Figures | None:
+    def _receive(self, connection: Connection) -> say.Message | None:
         for data, _ in connection.receive():
             try:
                 message = decode(data, from_consumer=False)
@@ -98,9 +130,8 @@ class Monitor(Closing):
             # Raises if the message may not come now, so the cases below are all there are.
             self._session.on(type(message).__name__)
             match message:
-                case say.Seen():
-                    self._receipt = message.receipt
-                    return _figures(message.data)
+                case say.Seen() | say.Edited():
+                    return message
                 case say.Fault():
                     raise error_of(message)
                 case say.Farewell():

@@ -10,7 +10,7 @@ from feeder.errors import FeedError, FetchError, RemoteError
 from feeder.service.protocol import messages as say
 from feeder.state import codec
 from feeder.state.fingerprint import check_fingerprint, fingerprint_digest
-from feeder.state.snapshot import Snapshot, StreamState, summarise
+from feeder.state.snapshot import HISTORY, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId, is_token
 from feeder.workers.errors import ChunkError
 from feeder.workers.stream.batch import Batch
@@ -61,6 +61,10 @@ class Identity(NamedTuple):
         if self.fingerprint.get("rounds") == "epoch" and group.epoch != self.began.epoch:
             start = group.step - group.index
         return dealing._replace(batch_size=size).begun_at(start)
+
+    def is_before(self, other: Identity) -> bool:
+        """Whether another one is of the run that edits have made of this one."""
+        return HISTORY in other.fingerprint and other.digest != self.digest
 
     @property
     def id(self) -> StreamId:
@@ -132,6 +136,20 @@ class RemotePosition:
             (state,) = Snapshot.from_bytes(token).states
             token = state.token
         return self._identity.id.decode(token, self._identity.epochs)
+
+    @property
+    def identity(self) -> Identity:
+        """The stream that it is a place in."""
+        return self._identity
+
+    @property
+    def asked(self) -> bytes:
+        """What a server is asked to go on at: with the edits of the run, of which a token has a
+        digest alone, as the server may have been started without them."""
+        if HISTORY not in self._identity.fingerprint:
+            return self.token
+        state = self.state(None)
+        return state if len(state) <= say.TOKEN_BYTES else self.token
 
     def state(self, columns: Columns | None) -> bytes:
         """Return the bytes of a state dict: the same bytes that a feed in process gives."""

@@ -134,7 +134,7 @@ def _kind_of(fields: Any, peer: str, known: dict[str, type[Message]]) -> type[Me
             f"{peer} sent a message of type {what[:_MAX_SHOWN]}, expected one of {', '.join(known)}"
         )
     # Before the fields are compared: a peer of another version is told the version, not a field.
-    if name in ("Open", "Look") and fields.get("version") != PROTOCOL_VERSION:
+    if name in ("Open", "Look", "Edit") and fields.get("version") != PROTOCOL_VERSION:
         version = repr(fields.get("version"))[:_MAX_SHOWN]
         raise ProtocolError(
             f"{peer} speaks version {version} of the protocol, expected {PROTOCOL_VERSION}; "

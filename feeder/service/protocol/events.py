@@ -63,10 +63,10 @@ class Left(NamedTuple):
 
 
 class Dismissed(NamedTuple):
-    """A member has done, or wants, what ends its lease."""
+    """A member has done, or wants, what ends its lease; without an error it is to come again."""
 
     seat: int
-    error: FeedError
+    error: FeedError | None
 
 
 class Failed(NamedTuple):
@@ -93,10 +93,10 @@ class Refuse(NamedTuple):
 
 
 class SendAway(NamedTuple):
-    """Send a consumer an error and end its lease."""
+    """Send a consumer an error, or that it is to come again, and end its lease."""
 
     member: Member
-    error: FeedError
+    error: FeedError | None
     fences: bool = False
     """Whether another consumer takes its place."""
 

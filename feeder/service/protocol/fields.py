@@ -68,6 +68,10 @@ Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Credit = Annotated[int, Meta(ge=0, le=MAX_CREDIT)]
 # The fencing token of a lease: 16 random bytes of the server's run and a counter of 8.
 Generation = Annotated[bytes, Meta(min_length=24, max_length=24)]
+# msgpack has no larger integer than a seed may be.
+Seed = Annotated[int, Meta(ge=0)]
+# A fraction as text, since 1/3 is no float: short, so that a hostile one is no work.
+Weight = Annotated[str, Meta(max_length=64, pattern=r"^[0-9]+(/[1-9][0-9]*)?\Z")]
 Receipt = Annotated[bytes, Meta(max_length=RECEIPT_BYTES)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]

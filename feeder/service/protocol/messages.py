@@ -21,6 +21,7 @@ from feeder.service.protocol.fields import HEADER_BYTES as HEADER_BYTES
 from feeder.service.protocol.fields import (
     KINDS,
     MAX_COUNT,
+    MAX_NAME,
     SEEN_BYTES,
     Count,
     Counts,
@@ -32,8 +33,10 @@ from feeder.service.protocol.fields import (
     Receipt,
     Rows,
     Seconds,
+    Seed,
     Shape,
     Text,
+    Weight,
 )
 from feeder.service.protocol.fields import MAX_CREDIT as MAX_CREDIT
 from feeder.service.protocol.fields import MAX_ITEMS as MAX_ITEMS
@@ -202,6 +205,25 @@ class Look(Message, frozen=True, kw_only=True):
     """Receipt of the last answer over this connection; empty before the first."""
 
 
+class Edit(Message, frozen=True, kw_only=True):
+    """Somebody who takes no queue has a feed go on with other numbers: see `feeder edit`."""
+
+    version: Count
+    """`PROTOCOL_VERSION` of who asks."""
+    feed: Name
+    """Name of the feed; empty means the only one."""
+    why: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+    """Why, in words."""
+    weights: Annotated[tuple[tuple[Name, Weight], ...], Meta(max_length=MAX_ITEMS)]
+    """The sources of a mixture, each with its weight; none leaves them as they are."""
+    batch_size: Positive | None
+    """Rows of each batch."""
+    global_batch_size: Positive | None
+    """Rows of all queues together."""
+    seed: Seed | None
+    """The seed of passes to come."""
+
+
 class Spec(Message, frozen=True, kw_only=True):
     """The batches of a feed, known after its first chunk."""
 
@@ -277,6 +299,15 @@ class Seen(Message, frozen=True, kw_only=True):
     """Random; the next question has to bring it."""
 
 
+class Edited(Message, frozen=True, kw_only=True):
+    """The answer to `Edit`."""
+
+    feed: Name
+    """The feed's name."""
+    step: Count
+    """The first batch that the edit is for."""
+
+
 class Fault(Message, frozen=True, kw_only=True):
     """An error of feeder that the consumer is to raise."""
 
@@ -317,11 +348,11 @@ class Farewell(Message, frozen=True, kw_only=True):
 # Two tables, since each side has messages of its own: a consumer that sends `Opened` is refused
 # by name before its fields are looked at.
 FROM_CONSUMER: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Open, Attached, Used, Snapshot, Bye, Look)
+    kind.__name__: kind for kind in (Open, Attached, Used, Snapshot, Bye, Look, Edit)
 }
 """What a consumer may send, by name."""
 FROM_SERVER: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Opened, Spec, Arena, Batches, Waiting, State, Seen, Fault, End, Farewell)
+    for kind in (Opened, Spec, Arena, Batches, Waiting, State, Seen, Edited, Fault, End, Farewell)
 }
 """What a server may send, by name."""

@@ -36,11 +36,11 @@ _LOSES = {"taken_over": "fenced", "Farewell": "draining", **_LEAVES}
 
 SERVER: Table = {
     # A connection stands, and nothing has been said.
-    "new": {"Open": "opening", "Look": "watched", "Fault": "refused", "Farewell": "draining",
-            "expired": "gone", **_GONE},
-    # A monitor is shown figures, and no more. It has a state of its own, so that a peer that was
-    # let in to look can never take a queue: `Open` is illegal here.
-    "watched": _stay("watched", "Look Seen", Fault="refused", Farewell="draining",
+    "new": {"Open": "opening", "Look": "watched", "Edit": "watched", "Fault": "refused",
+            "Farewell": "draining", "expired": "gone", **_GONE},
+    # A monitor is shown figures, or has a feed edited. It has a state of its own, so that a peer
+    # that was let in so can never take a queue: `Open` is illegal here.
+    "watched": _stay("watched", "Look Seen Edit Edited", Fault="refused", Farewell="draining",
                      expired="gone", **_GONE),
     # The server works out whether the consumer may have the queue.
     "opening": _stay("opening", "Waiting", Opened="opened", Fault="refused",
@@ -63,9 +63,10 @@ SERVER: Table = {
     "fenced": _stay("fenced", "Attached Used Snapshot Fault renewed expired",
                     Farewell="draining", **_LEAVES),
     # The consumer gets no queue; it may ask again over the same connection.
-    "refused": _stay("refused", "Open Look Fault", Farewell="draining", expired="gone", **_LEAVES),
+    "refused": _stay("refused", "Open Look Edit Fault", Farewell="draining", expired="gone",
+                     **_LEAVES),
     # The server stops. Whatever arrives now was sent before the consumer knew.
-    "draining": _stay("draining", "Open Look Attached Used Snapshot Fault renewed",
+    "draining": _stay("draining", "Open Look Edit Attached Used Snapshot Fault renewed",
                       expired="gone", **_LEAVES),
     "gone": _stay("gone", "disconnected close"),
 }  # fmt: skip
@@ -78,12 +79,13 @@ CONSUMER: Table = {
     "idle": {"connect": "connecting", "close": "closed"},
     # ZeroMQ connects in its own time and keeps messages until then, so `Open` may come before
     # "connected".
-    "connecting": _stay("connecting", "connected", Open="opening", Look="looking", Fault="refused",
-                        Farewell="lost", disconnected="lost", expired="refused", close="closed"),
+    "connecting": _stay("connecting", "connected", Open="opening", Look="looking", Edit="looking",
+                        Fault="refused", Farewell="lost", disconnected="lost", expired="refused",
+                        close="closed"),
     "opening": _stay("opening", "connected Waiting", Opened="attaching", Fault="refused",
                      Farewell="lost", disconnected="lost", expired="refused", **_CLOSES),
     # This side is a monitor and never becomes a consumer.
-    "looking": _stay("looking", "connected Look Seen", Fault="refused", Farewell="lost",
+    "looking": _stay("looking", "connected Look Seen Edit Edited", Fault="refused", Farewell="lost",
                      disconnected="lost", expired="refused", close="closed"),
     "attaching": _stay("attaching", "Spec Arena Waiting Used", Attached="streaming",
                        Fault="failed", **_BREAKS),

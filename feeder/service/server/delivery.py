@@ -342,13 +342,17 @@ class Delivery:
         self._feed = feed
         self.send: Send
         """Sends a message. The I/O loop sets it, which is made for the groups that there are."""
-        factory = feed.factory
+        # Sent since the last `settle`.
+        self._sent: list[tuple[StreamIncarnation, Lease, list[Batch]]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is known of the run: there was none, or the feed goes on as another one."""
+        factory = self._feed.factory
         self._stream = factory.config.stream
         self._grouping = Grouping(
             self._stream, len(factory.config.devices), factory.positions.id.encode, self._token
         )
-        # Sent since the last `settle`.
-        self._sent: list[tuple[StreamIncarnation, Lease, list[Batch]]] = []
         self.columns: Columns | None = None
         """The feed's columns; None before the first batch."""
         self.judged: FeedError | None = None

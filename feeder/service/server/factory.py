@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeder.checkpoint.resuming import Found, find_position
 from feeder.checkpoint.store import CheckpointStore
 from feeder.config import FeedConfig, deal_to, run_on
-from feeder.errors import ConfigError, ResumeError
+from feeder.errors import ConfigError, FeedError, ResumeError
 from feeder.feeds.coordinator import Coordinator
 from feeder.service.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
+from feeder.service.server.editing import Change, change_in, edited, is_part_of, place_in
+from feeder.state.history import number_of
 from feeder.state.positions import Positions
-from feeder.state.snapshot import Snapshot, StreamState
+from feeder.state.snapshot import HISTORY, Snapshot, StreamState
 from feeder.state.state_dict import unpack_position
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.stream.position import Cut, Partitions
 from feeder.workers.stream.rounds import Counting
+
+logger = logging.getLogger("feeder")
 
 
 class FeedFactory:
@@ -24,8 +29,8 @@ class FeedFactory:
 
     Given the user's factory it calls that each time. Given a coordinator it has one fetch function
     only, which can be used again if it can be put back: `fetch(call)`, or a function with cursor
-    and seek. `make` is called by the feed's own thread. Everything else is fixed before the server
-    listens, so any thread may read it.
+    and seek. `make` is called by the feed's own thread. Everything else is the I/O thread's, which
+    changes it while no run is being made: to what a consumer's position says, or at an edit.
     """
 
     def __init__(
@@ -49,6 +54,11 @@ class FeedFactory:
         self._given = self.positions = Positions(self._config(coordinator), 0)
         """Finds and encodes the feed's positions; those of an earlier format of its source once it
         went on from one, and those of an edited run."""
+        # What edits have changed since the server began, and what positions were before each.
+        self._change = Change()
+        self._former: list[Positions] = []
+        # Why nobody can begin without a position, once an edit has changed the size of batches.
+        self._no_start = ""
         self.origin: Resume | None = None
         """Where consumers without a position begin; None for the start of the feed."""
         _check_names(name, self.config.stream.names)
@@ -118,6 +128,42 @@ class FeedFactory:
         run = config.run._replace(num_threads=max(1, config.run.num_threads))
         return config._replace(run=run)
 
+    def edit(self, state: StreamState, change: Change, why: str, others: Sequence[Resume]) -> bool:
+        """Go on from a state with a change, as another run; whether anything is to change. Raises
+        `ConfigError` and `ResumeError`, also if one of the other places is in no such run; then all
+        is as it was."""
+        change = self._change.then(change)
+        given = Positions(change.applied(self._given.config), 0)
+        owner: Positions | None = edited(given, state, why).owner
+        if owner is None or owner.fingerprint == self.positions.fingerprint:
+            return False
+        for one in others:
+            try:
+                place_in(owner, self.positions, one)
+            except ResumeError as error:
+                raise ResumeError(
+                    f"feed {self.name!r} cannot be edited so while some queues have been sent fewer"
+                    f" rounds than others: {error}"
+                ) from error
+        self._go_on_as(owner, change)
+        return True
+
+    def _go_on_as(self, owner: Positions, change: Change) -> None:
+        """From now on the feed is the run that edits have made, by all changes since it began."""
+        former, self.positions, self._is_other = self.positions, owner, True
+        self._former.append(former)
+        self._change = change
+        try:
+            at = place_in(owner, former, self.origin or self._start())
+        except ResumeError as error:
+            self._no_start = str(error)
+        else:
+            self.origin = self.origin and at
+
+    def was(self, former: Positions) -> bool:
+        """Whether positions were those of the feed before an edit."""
+        return former in self._former
+
     def begin_at(self, position: Snapshot | bytes | None, skip: int = 0) -> None:
         """Let consumers without a position begin so many rounds after it, or after the start of the
         feed. Raises `ResumeError`."""
@@ -126,9 +172,13 @@ class FeedFactory:
             self.positions.check_round(at.cut)
         self.origin = self.positions.deal(at, skip=skip)
 
-    def find(self, token: bytes | None, *, rejoins: bool, skip: int = 0) -> Resume | None:
+    def find(
+        self, token: bytes | None, *, rejoins: bool, skip: int = 0, was_here: bool = False,
+        others: Callable[[], Sequence[Resume]] = tuple,
+    ) -> Resume | None:  # fmt: skip
         """Where a consumer begins, given its position or None, and how many rounds later. Raises
-        `ResumeError`.
+        `ResumeError`. `was_here` says whether it held a queue when the feed was edited, and
+        `others` where the others stand who have decided to.
 
         The stored position is for all who start together. A consumer that comes back alone without
         a position was lost before it had saved one: its model has seen nothing, so it begins at the
@@ -136,18 +186,29 @@ class FeedFactory:
         """
         if token is not None:
             position = unpack_position(token, most_header_bytes=HEADER_BYTES)
-            found = self._find_in(position)
+            found = self._find_in(
+                position, goes_on=rejoins or was_here, rejoins=rejoins, others=others
+            )
             self.positions.tell_of_dealing(found.cut)
             return self.positions.deal(found, skip=skip)
+        if self._no_start:
+            raise ResumeError(self._no_start)
         found_at = None if rejoins else self.origin
         if not skip:
             return found_at
         return self.positions.deal(found_at or self._start(), skip=skip)
 
-    def _find_in(self, position: Snapshot | bytes) -> Resume:
+    def _find_in(
+        self, position: Snapshot | bytes, *, goes_on: bool = False, rejoins: bool = True,
+        others: Callable[[], Sequence[Resume]] = tuple,
+    ) -> Resume:  # fmt: skip
         try:
             found = self.positions.find_in(position)
         except ResumeError:
+            if (before := self._find_before(position, goes_on)) is not None:
+                return before
+            if (after := self._find_edited(position, goes_on, rejoins, others)) is not None:
+                return after
             # Before the edit that all consumers of this round begin with.
             if self._given.config.edit is None or self.positions is self._given:
                 raise
@@ -157,6 +218,57 @@ class FeedFactory:
             return found
         if found.owner is not None:
             self._is_other, self.positions = True, found.owner
+        return found
+
+    def _find_before(self, position: Snapshot | bytes, goes_on: bool) -> Resume | None:
+        """The place of a position of before an edit, for a consumer that goes on in this run; None
+        if it is of no such run. Raises `ResumeError`."""
+        for former in self._former:
+            try:
+                found = former.find_in(position)
+            except ResumeError:
+                continue
+            if found.owner is not None:
+                continue
+            if not goes_on:
+                # It starts where the run was another, and others may be far behind the edit.
+                then, now = (one.fingerprint.get(HISTORY) for one in (former, self.positions))
+                self.positions.compare_histories(then, now)
+            return place_in(self.positions, former, found)
+        return None
+
+    def _find_edited(
+        self, position: Snapshot | bytes, goes_on: bool, rejoins: bool,
+        others: Callable[[], Sequence[Resume]],
+    ) -> Resume | None:  # fmt: skip
+        """The place of a position with edits that were not made here. If the feed lacks the last of
+        them, they are its own from now on. None if it is of no such run. Raises `ResumeError`."""
+        states = [] if isinstance(position, bytes) else position.states
+        state = next((one for one in states if (one.name, one.number) == (self.name, 0)), None)
+        if state is None or HISTORY not in state.fingerprint:
+            return None
+        try:
+            change = change_in(self._given.config, state.fingerprint)
+            found = Positions(change.applied(self._given.config), 0).find_in(position)
+        except (FeedError, ArithmeticError, LookupError, StopIteration, TypeError, ValueError):
+            # Whoever wrote a position may have written anything.
+            return None
+        former, owner = self.positions, found.owner
+        if owner is not None and goes_on and is_part_of(owner, former):
+            return place_in(former, owner, found)
+        if owner is None or not is_part_of(former, owner):
+            return None
+        # Who starts brings no edits to others that run already.
+        standing = others()
+        if standing and not rejoins:
+            return None
+        for one in standing:
+            place_in(owner, former, one)
+        logger.warning(
+            "feed %r goes on with the %s of a position that a consumer or the server was given",
+            self.name, number_of(owner.fingerprint[HISTORY]),
+        )  # fmt: skip
+        self._go_on_as(owner, change)
         return found
 
     def _start(self) -> Resume:
@@ -210,7 +322,7 @@ class FeedFactory:
         try:
             config = self._config(coordinator)
             if self._is_other:
-                config = self.positions.applied(config)
+                config = self.positions.applied(self._change.applied(config))
             if config.init_fun is not None:
                 config.init_fun(coordinator[self.name], coordinator)
         except BaseException:

@@ -192,13 +192,18 @@ class Monitors:
         """Whether a peer is a monitor."""
         return peer in self._sessions
 
-    def answer_monitor(self, peer: Peer, message: say.Message) -> say.Seen:
-        """The answer to a monitor's message. Raises `ProtocolError` if that is not `Look`, or
-        if the monitor has not read its last answer."""
+    def hear(self, peer: Peer, message: say.Message) -> tuple[Session, Receipts]:
+        """A monitor has sent a message. Raises `ProtocolError` if it may not."""
         if peer not in self._sessions:
             self._sessions[peer] = Session(SERVER), Receipts()
         session, answers = self._sessions[peer]
         session.on(type(message).__name__)
+        return session, answers
+
+    def answer_monitor(self, peer: Peer, message: say.Message) -> say.Seen:
+        """The answer to a monitor's message. Raises `ProtocolError` if that is not `Look`, or
+        if the monitor has not read its last answer."""
+        session, answers = self.hear(peer, message)
         assert isinstance(message, say.Look)  # No other message is legal in the session's state.
         answers.check(message.receipt)
         session.on("Seen")

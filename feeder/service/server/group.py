@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from functools import partial
 from typing import Any, cast
 
 from feeder.devices.layout import credit_for
-from feeder.errors import ConfigError, FeedError, ProtocolError
+from feeder.errors import ConfigError, FeedError, ProtocolError, ResumeError
 from feeder.service.faults import point
 from feeder.service.memory.memfd import wanted_by_all
 from feeder.service.net.listener import Peer
 from feeder.service.protocol import events
 from feeder.service.protocol import messages as say
-from feeder.service.protocol.member import Start
+from feeder.service.protocol.member import Ended, Start
 from feeder.service.protocol.membership import Membership
 from feeder.service.protocol.seats import seat_names, seat_of
 from feeder.service.ratelimited_log import plain
 from feeder.service.server.delivery import Delivery, Lease, News, make_fault
+from feeder.service.server.editing import Change, place_in
 from feeder.service.server.position_check import PositionCheck, Stand, key
 from feeder.service.server.run import Request, ServedFeed
 from feeder.service.server.watermark import LowWatermark
-from feeder.state.snapshot import StreamState
+from feeder.state.positions import Positions
+from feeder.state.snapshot import HISTORY, StreamState
 from feeder.workers.fetch.resuming import Resume
 
 logger = logging.getLogger("feeder")
@@ -59,6 +62,8 @@ class ConsumerGroup:
         self._left: dict[int, tuple[bytes, set[tuple[Any, ...]]]] = {}
         # The position of a consumer that came back with the end of the stream.
         self._finished: Resume | None = None
+        # The consumers that held a queue when the feed was edited last.
+        self._were_here: set[bytes] = set()
         # What was used since the last `pump` and is not let go of yet.
         self._unsettled: list[tuple[Lease, News]] = []
 
@@ -81,7 +86,7 @@ class ConsumerGroup:
                 raise error
             case events.SendAway(Lease() as lease, error, fences):
                 self.feed.stats.fenced += fences
-                self.delivery.send(lease.peer, make_fault(lease.generation, error, None), ())
+                self._say_why(lease, error)
                 # Its connection is left to it: a hang-up would come before the error.
                 self._end_lease(lease, hangs_up=False)
             case events.EndLease(Lease() as lease):
@@ -97,6 +102,16 @@ class ConsumerGroup:
                 self.tell_waiting()
             case _:
                 self._log(one)
+
+    def _say_why(self, lease: Lease, error: FeedError | None) -> None:
+        """Tell a consumer why its lease ends."""
+        message: say.Message
+        if error is None:
+            message = say.Farewell(generation=lease.generation, reason="the feed was edited")
+            lease.session.on("Farewell")
+        else:
+            message = make_fault(lease.generation, error, None)
+        self.delivery.send(lease.peer, message, ())
 
     def _log(self, one: Any) -> None:
         name = self.feed.name
@@ -132,7 +147,16 @@ class ConsumerGroup:
                 )
         seat = seat_of(queue, replica, self.replicas)
         rejoins = message.intent == "rejoin"
-        resume = self.feed.factory.find(message.token, rejoins=rejoins, skip=message.skip)
+        positions = self.feed.factory.positions
+        resume = self.feed.factory.find(
+            message.token, rejoins=rejoins, skip=message.skip,
+            was_here=message.consumer in self._were_here,
+            others=lambda: self._decided_beside(message.consumer),
+        )  # fmt: skip
+        if self.feed.factory.positions is not positions:
+            self._follow(
+                positions, [one for one in self.leases if one.consumer != message.consumer]
+            )
         start = None if resume is None else self._start_at(resume)
         # A consumer without a position, or with the one this server began at, had it from here.
         is_known = resume is None or resume is self.feed.factory.origin
@@ -278,6 +302,80 @@ class ConsumerGroup:
     def start_token(self, lease: Lease) -> bytes:
         """The position that a lease began at."""
         return self.feed.factory.token(lease.resume)
+
+    # ---- edits
+
+    def edit(self, change: Change, why: str) -> int:
+        """Go on with a change from the first round on of which no queue was sent a batch; returns
+        the step that it begins with. Raises `ConfigError` and `ResumeError`; then all is as it was.
+
+        Consumers ask for their queues again, as after the loss of a server: so what they were sent
+        stays theirs, and each learns what its positions say from there on.
+        """
+        factory, leases = self.feed.factory, self._all_that_run()
+        places = [self._place_of(lease) for lease in leases]
+        newest, former = max(places, key=lambda place: place.cut.step), factory.positions
+        if factory.edit(factory.state(newest), change, why, places):
+            self._follow(former, leases)
+            self._know_again(former, leases, places)
+        step: int = factory.positions.fingerprint[HISTORY][2][-1][3]
+        return step
+
+    def _decided_beside(self, consumer: bytes) -> list[Resume]:
+        """Where those stand who hold a queue beside a consumer, and have said where they start."""
+        others = [one for one in self.leases if one.lives and not one.undecided]
+        return [self._place_of(one) for one in others if one.consumer != consumer]
+
+    def _follow(self, former: Positions, leases: list[Lease]) -> None:
+        """The feed is another run from now on. If edits have made it of the one before, these
+        consumers ask for their queues anew, and learn what their positions say."""
+        factory, so_far = self.feed.factory, self.low_watermark.state()
+        if factory.was(former):
+            self.feed.stop_run()
+            self._position_check = None
+            self.delivery.settle()
+            self._were_here = {lease.consumer for lease in leases}
+            for lease in leases:
+                self._handle(events.Dismissed(lease.seat, None))
+            # Where batches have another size from now on, what comes before cannot be had in the
+            # new run: the position so far stays one of the run before.
+            with contextlib.suppress(ResumeError):
+                found = place_in(factory.positions, former, former.find(so_far))
+                so_far = factory.state(found)
+        self.low_watermark.go_on_as(factory.positions, so_far)
+        self.delivery.begin()
+
+    def _know_again(self, former: Positions, leases: list[Lease], places: list[Resume]) -> None:
+        """Consumers that come back at these places are known to stand in the stream."""
+        positions = self.feed.factory.positions
+        for lease, at in zip(leases, places, strict=True):
+            if lease.seat in self._left:
+                place = positions.deal(place_in(positions, former, at), skip=0)
+                self._left[lease.seat][1].add(key(place.cut, positions.config.stream))
+
+    def _all_that_run(self) -> list[Lease]:
+        """The leases of all seats, whose consumers have run with the feed and live. Raises
+        `ResumeError` if some have not."""
+        name, members = self.feed.name, self.membership.members
+        ended = [one for one in members if one.ending == "end" or one.ended is not Ended.NO]
+        if ended:
+            raise ResumeError(f"the run of feed {name!r} has ended: an edit would change nothing")
+        if (failure := self.feed.ended_with) is not None:
+            raise ResumeError(f"feed {name!r} has failed, and cannot be edited: {failure}")
+        lacking = [one.seat for one in members if not (one.lives and one.has_run)]
+        if lacking or self.feed.run is None:
+            what = seat_names(lacking, self.replicas) if lacking else "its batches"
+            raise ResumeError(
+                f"feed {name!r} waits for {what}: it can be edited while all its consumers are "
+                "there, since only then is it known what each has had"
+            )
+        return self.leases
+
+    def _place_of(self, lease: Lease) -> Resume:
+        """Where a consumer goes on: after the last batch that it was sent."""
+        if (place := lease.sent_to) is not None:
+            return self.delivery.resume_after(cast("Any", place))
+        return lease.resume or Resume(cut=self.feed.factory.start_cut())
 
     # ---- messages of consumers
 

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import zmq
@@ -23,6 +24,7 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.coding import decode, encode
 from feeder.service.ratelimited_log import RateLimitedLog
 from feeder.service.server.delivery import Lease, make_fault
+from feeder.service.server.editing import Change
 from feeder.service.server.figures import Monitors
 from feeder.service.server.group import ConsumerGroup
 from feeder.state import codec
@@ -155,6 +157,10 @@ _TURNS_FOR_LAST_WORDS = 16
 next message of everybody who has sent one."""
 
 
+Question = say.Open | say.Look | say.Edit
+"""What is answered once those who are gone have lost their queues."""
+
+
 class ServerLoop:
     """The body of the I/O thread, and all that it knows of peers.
 
@@ -180,7 +186,7 @@ class ServerLoop:
         # Peers whose connections are dead, and which may have left messages behind; and questions,
         # which are answered once those have lost their queues.
         self._gone: dict[Peer, None] = {}
-        self._questions: list[tuple[Peer, say.Open | say.Look, GuardedPeer]] = []
+        self._questions: list[tuple[Peer, Question, GuardedPeer]] = []
         self._num_late = 0  # Turns in a row in which not all had been read.
         self._tell_at = time.monotonic() + _TELL_S
         self._expires_at = math.inf
@@ -327,12 +333,12 @@ class ServerLoop:
             raise ProtocolError(f"a message of {num_frames} frames, expected 1")
         guarded = self._guard.note_message(key := (peer.router, frame.get(zmq.SRCFD)))
         message = decode(frame.buffer, from_consumer=True)
-        if isinstance(message, (say.Open, say.Look)) or guarded is None:
+        if isinstance(message, Question) or guarded is None:
             # Events lie in a socket of their own. Those before this message must be known first:
             # the descriptor may belong to another connection by now.
             self._look_at_events(peer.router, self._listeners[peer.router])
             guarded = self._guard.note_message(key)
-        if isinstance(message, (say.Open, say.Look)):
+        if isinstance(message, Question):
             # If it is gone already, it would hold a queue for a whole lease.
             if guarded is not None:
                 self._guard.bind_peer(guarded, peer)
@@ -373,10 +379,12 @@ class ServerLoop:
                 group.leave(lease)
 
     def _greet(self, peer: Peer, message: say.Message, guarded: GuardedPeer) -> None:
-        if isinstance(message, say.Look) and guarded.num_opens:
+        if not isinstance(message, say.Open) and guarded.num_opens:
             raise ProtocolError("a consumer asks as a monitor does")
         if isinstance(message, say.Open) and not self.monitors.knows(peer):
             self._open(peer, message, guarded)
+        elif isinstance(message, say.Edit):
+            self._edit(peer, message)
         else:
             self.send(peer, self.monitors.answer_monitor(peer, message), ())
 
@@ -424,6 +432,18 @@ class ServerLoop:
             self._lose(peer)
         point("server.opened")
         group.tell_waiting()
+
+    def _edit(self, peer: Peer, message: say.Edit) -> None:
+        session, _ = self.monitors.hear(peer, message)
+        group = self._find(message.feed)
+        sizes = {"batch_size": message.batch_size, "global_batch_size": message.global_batch_size}
+        change = Change(
+            {name: Fraction(weight) for name, weight in message.weights},
+            {name: size for name, size in sizes.items() if size is not None}, message.seed,
+        )  # fmt: skip
+        step = group.edit(change, message.why)
+        session.on("Edited")
+        self.send(peer, say.Edited(feed=group.feed.name, step=step), ())
 
     def _find(self, name: str) -> ConsumerGroup:
         if name in self._groups:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from feeder.service.server.factory import FeedFactory
+from feeder.state.positions import Positions
 from feeder.state.snapshot import StreamState
 from feeder.workers.stream.chunks import Columns
 from feeder.workers.stream.position import LazyPosition
@@ -34,8 +35,8 @@ class LowWatermark:
         # Where those rounds ended that the last seat has used and some other has not. A round ends
         # with the last queue's batch, so only the positions of that queue's last seat are kept.
         self._ends: deque[tuple[int, LazyPosition]] = deque()
-        self._place: LazyPosition | None = None
-        self._columns: Columns | None = None
+        # The newest such place, and what says what it means; None before the first.
+        self._at: tuple[Positions, LazyPosition, Columns | None] | None = None
         # While some consumers are missing their batches are discarded, and nothing is noted.
         self._stands = False
         self._state = factory.start_state()
@@ -79,22 +80,27 @@ class LowWatermark:
     def _settle(self, columns: Columns | None) -> None:
         used = min(self._rounds)
         while self._ends and self._ends[0][0] <= used:
-            self._columns, (_, self._place) = columns, self._ends.popleft()
+            self._at = self._positions, self._ends.popleft()[1], columns
 
     def finish_at(self, place: LazyPosition, columns: Columns | None) -> None:
         """All users have been handed everything: the stream has ended at `place`."""
-        self._columns, self._place = columns, place
+        self._at = self._positions, place, columns
+
+    def go_on_as(self, positions: Positions, state: StreamState) -> None:
+        """The feed is edited, and goes on as another run, of which this is the position so far."""
+        self._positions, self._state, self._at = positions, state, None
+        self._ends.clear()
 
     @property
     def place(self) -> LazyPosition | None:
         """The position; None before the first batch that all have used since the feed began there.
         Any thread."""
-        return self._place
+        return None if self._at is None else self._at[1]
 
     def state(self) -> StreamState:
         """The position with its leftover rows. Any thread."""
         # Made when somebody asks: to encode one costs more than to use a small batch.
-        place = self._place
-        if place is not None:
-            self._state = self._positions.state_at(place, self._columns, with_rows=True)
-        return self._state
+        if (at := self._at) is None:
+            return self._state
+        positions, place, columns = at
+        return positions.state_at(place, columns, with_rows=True)

@@ -200,3 +200,20 @@ def test_the_end_of_a_stream_is_known(ask: Any) -> None:
         2,
         "feeder: step is 99, and the feed has ended before it\n",
     )
+
+
+@pytest.mark.parametrize("shuffles", [False, True])
+def test_the_file_of_a_record_is_told_if_the_position_knows_it(
+    ask: Any, tmp_path: Path, shuffles: bool
+) -> None:
+    firsts = {"a.jsonl": 0, "b.jsonl": 5, "c.jsonl": 6}
+    for (name, first), end in zip(firsts.items(), (5, 6, 30), strict=True):
+        (tmp_path / name).write_text("".join(f'{{"x": {n}}}\n' for n in range(first, end)))
+    source = sources.jsonl([str(tmp_path / name) for name in firsts])
+    rows, out = ask("which", "3", "--json", source=source.shuffle() if shuffles else source)
+    for value, (record,) in zip(rows[3], json.loads(out)["rows"], strict=True):
+        file = max((name for name in firsts if firsts[name] <= value), key=firsts.__getitem__)
+        assert record["number"] == value
+        assert record["name"] == f"{file!r}, record {value - firsts[file]}"
+    _, out = ask("which", "0", source=source)
+    assert out.splitlines()[1] == "  row 0: record 0, pass 0: 'a.jsonl', record 0"

@@ -15,6 +15,7 @@ import pytest
 
 import feeder
 from feeder import sources
+from feeder.checkpoint.transcript import read_file
 from feeder.errors import ClosedError, ConfigError, FeedError, ResumeError
 from feeder.feeds.device_feed import DeviceFeed
 from feeder.feeds.stream import Stream
@@ -348,14 +349,72 @@ def test_what_was_left_out_before_an_edit_is_known_after_it(ahead: int) -> None:
         assert left_out(live.coordinator) == left_out(resumed.coordinator)
 
 
-def test_a_feed_that_writes_a_transcript_is_edited_by_a_resume(tmp_path: Path) -> None:
-    source = mixed(web=7, code=3)
-    with feed(source, transcript=tmp_path) as coordinator:
+@pytest.mark.parametrize("seed", range(8))
+def test_the_transcript_of_an_edit_is_that_of_a_stop_and_a_resume(
+    seed: int, tmp_path: Path
+) -> None:
+    program, is_edited = Program(seed), False
+    draw, size = program.draw, dict(program.size)
+    settings: Any = {**program.settings, "epochs": 3}
+    one, other = tmp_path / "live", tmp_path / "resumed"
+    with ExitStack() as stack:
+        live = Reader(stack, program.source(), transcript=one, **settings, **size)
+        for _ in range(draw.randint(0, 15)):
+            device = draw.randrange(len(live.devices))
+            if live.rounds[device] - min(live.rounds) < 8:
+                live.read(device)
+        first, newest = program.source(), max(live.rounds)
+        program.change()
+        if not live.is_told_the_end:
+            live.feed.edit(program.source(), why="more", **program.size)
+            is_edited = True
+        live.read_to(10**6)
+    with ExitStack() as stack:
+        plain = Reader(stack, first, transcript=other, **settings, **size)
+        plain.read_to(newest if is_edited else 10**6)
+        state = plain.coordinator.snapshot()
+    if is_edited:
+        with ExitStack() as stack:
+            Reader(
+                stack, program.source(), state, edit="more", transcript=other, **settings,
+                **program.size,
+            ).read_to(10**6)  # fmt: skip
+    files = sorted(path.name for path in one.iterdir())
+    assert files == sorted(path.name for path in other.iterdir())
+    for name in files:
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+        assert len(read_file(one / name).settings) == 1 + (is_edited and newest > 0)
+
+
+def test_a_transcript_goes_on_behind_an_edit_of_which_no_step_has_come(tmp_path: Path) -> None:
+    with feed(mixed(web=7, code=3), transcript=tmp_path) as coordinator:
         train = coordinator["train"]
-        rows = next(train)["x"].tolist()
-        with pytest.raises(ConfigError, match="writes a transcript"):
+        next(train)
+        train.edit(mixed(web=1, code=1), why="equal")
+        state = coordinator.snapshot()
+        train.on(0).next_epoch()
+    with feed(mixed(web=1, code=1), state, transcript=tmp_path) as coordinator:
+        num = 1 + len(list(coordinator["train"]))
+    (path,) = tmp_path.iterdir()
+    assert read_file(path).steps.tolist() == [*range(num)]
+
+
+def test_an_edit_that_fails_leaves_the_transcript_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Stream) -> None:
+        raise ConfigError("no more threads")
+
+    with feed(mixed(web=7, code=3), transcript=tmp_path) as coordinator:
+        train = coordinator["train"]
+        next(train)
+        with monkeypatch.context() as patch, pytest.raises(ConfigError, match="no more threads"):
+            patch.setattr(Stream, "start", fail)
             train.edit(mixed(web=1, code=1), why="equal")
-        assert next(train)["x"].tolist() != rows
+        num = 1 + len(list(train))
+    (path,) = tmp_path.iterdir()
+    assert read_file(path).steps.tolist() == [*range(num)]
+    assert len(read_file(path).settings) == 1
 
 
 def test_an_edit_takes_the_place_of_an_error_that_was_read_ahead() -> None:

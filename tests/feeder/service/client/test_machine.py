@@ -139,7 +139,8 @@ class Shell:
     def take(self, message: Any, frames: Any) -> None:
         if isinstance(message, say.Batches):
             self.received += 1
-            last: Any = SimpleNamespace(token=b"after %d" % self.received)
+            unedited = SimpleNamespace(is_before=lambda identity: False)
+            last: Any = SimpleNamespace(asked=b"after %d" % self.received, identity=unedited)
             self.machine.took(last)
 
     def finish(self, ending: Any) -> None:

@@ -34,6 +34,7 @@ PATHS = {
         "streaming disconnected gone",
         "hung disconnected gone",
         "new Look watched Seen watched Look watched Seen watched disconnected gone",
+        "new Edit watched Edited watched Look watched Seen watched Edit watched Fault refused",
     ],
     "consumer": [
         "idle connect connecting connected connecting Open opening Waiting opening Opened "
@@ -50,6 +51,7 @@ PATHS = {
         "lost close closed close closed",
         "idle connect connecting Look looking connected looking Seen looking Look looking "
         "disconnected lost connect connecting",
+        "connecting Edit looking Edited looking Edit looking Fault refused close closed",
     ],
 }
 
