@@ -101,21 +101,19 @@ def test_what_is_foreseen_is_brought_in_few_requests_before_it_is_read(bench: Be
     assert len(bench.far.asked) <= 10
 
 
-def test_a_reader_that_is_slower_than_its_store_makes_few_requests(
-    cache: Blocks, far: FarServer, known: tuple[Objects, Known]
-) -> None:
-    for number in range(NUM_BLOCKS):
-        cache.foresee("me", [(known[1], number * BLOCK, (number + 1) * BLOCK)])
+def test_a_reader_that_is_slower_than_its_store_makes_few_requests(bench: Bench) -> None:
+    cache = bench.cache
+    bench.foresee(*range(NUM_BLOCKS))
     for number in range(NUM_BLOCKS):
         cache.enter("me", number)
-        cache.read(known[1], number * BLOCK, (number + 1) * BLOCK)
+        bench.check(number * BLOCK, (number + 1) * BLOCK)
         cache.leave("me", [number])
         # All that was asked for is there before the next step.
         with cache._idle:
             assert cache._idle.wait_for(lambda: not cache._active, 20)
     # 16 blocks ahead; five requests bring 40.
-    assert cache.stats()["bytes"] == len(far.objects["b/x"])
-    assert len(far.asked) <= 7
+    assert cache.stats()["bytes"] == len(bench.data)
+    assert len(bench.far.asked) <= 7
     assert cache.stats()["waits"] <= 1
 
 
