@@ -1,0 +1,174 @@
+"""A second oracle: the stream as docs/promise.md and the pages that it links tell it, and no other.
+
+The first oracle (`feeds`, `property.programs`) was written beside the engine. A misunderstanding in
+both would never show. This one shares nothing with either: whoever wrote it had read the pages for
+users alone. Each line says which sentence it stands for, where that is not plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+Row = Any
+Chunks = Callable[[int], list[Any]]
+"""What the calls of an epoch return, in the order of the stream: lists of rows, or last `FAILS`."""
+FAILS = "fails"
+
+
+class Failed(Exception):
+    """A call fails: the batches of its round before it arrive."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The settings that the pages call part of the stream, and those of one run."""
+
+    chunks: Chunks
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    epochs: int | None = 1
+    last_batch: str = "keep"
+    dont_rebatch: bool = False
+    devices: int = 1
+    last_round: str = "uneven"
+    rounds: str = "stream"
+
+
+class Place(NamedTuple):
+    """Between two batches: the next row, by its number in its epoch, and what has been counted."""
+
+    epoch: int = 0
+    row: int = 0
+    step: int = 0
+    of: int = 0
+    """The epoch of the batch before it."""
+    index: int = 0
+    """How many batches that epoch had until here."""
+
+
+class Batch(NamedTuple):
+    """What a reader sees of one."""
+
+    epoch: int
+    index: int
+    step: int
+    rows: int
+    values: list[Row]
+    after: Place
+
+
+def calls(fetch: Callable[[int, int], Any]) -> Chunks:
+    """Of `fetch(call)`, here of epoch and index: the smallest index that ends it ends the epoch."""
+
+    def chunks(epoch: int) -> list[Any]:
+        made: list[Any] = []
+        while FAILS not in made and (chunk := fetch(epoch, len(made))) is not None:
+            made.append(chunk)
+        return made
+
+    return chunks
+
+
+def workers(fetch: Callable[[int, int, int], Any], num: int) -> Chunks:
+    """Of `fetch(worker_id, batch_size)`, here of epoch, worker and call: "merged in turn"."""
+
+    def chunks(epoch: int) -> list[Any]:
+        made, turns = [], [(worker, 0) for worker in range(num)]
+        for worker, number in turns:
+            chunk = fetch(epoch, worker, number)
+            if chunk is not None:
+                made.append(chunk)
+                turns.append((worker, number + 1))
+            if chunk is FAILS:
+                break
+        return made
+
+    return chunks
+
+
+def source(records: Callable[[int], list[Row]]) -> Chunks:
+    """Of a source: its records of an epoch, in their order; in which calls does not matter."""
+    return lambda epoch: [records(epoch)]
+
+
+def pieces(feed: Feed, place: Place) -> Iterator[tuple[int, int, list[Row], int, int]]:
+    """Epoch, real rows and values of each batch from `place` on, and which row comes then."""
+    size = feed.batch_size or (feed.global_batch_size or 0) // feed.devices
+    held: list[Row] = []
+    for epoch in count(place.epoch):
+        if feed.epochs is not None and epoch >= feed.epochs:
+            break
+        at = place.row if epoch == place.epoch else 0
+        chunks = feed.chunks(epoch)
+        fails = FAILS in chunks
+        chunks = [chunk for chunk in chunks if chunk is not FAILS]
+        if feed.dont_rebatch:
+            start = 0
+            for chunk in chunks:
+                if chunk and start >= at:
+                    yield epoch, len(chunk), chunk, epoch, start + len(chunk)
+                start += len(chunk)
+        rows = [] if feed.dont_rebatch else [row for chunk in chunks for row in chunk][at:]
+        while rows:
+            taken = rows[: size - len(held)]
+            held, rows, at = held + taken, rows[len(taken) :], at + len(taken)
+            if len(held) < size and (fails or feed.last_batch == "carry"):
+                break
+            if len(held) == size or feed.last_batch in ("keep", "pad"):
+                padding = size - len(held) if feed.last_batch == "pad" else 0
+                yield epoch, len(held), held + held[-1:] * padding, epoch, at
+            held = []
+        if fails:
+            raise Failed
+    if held:  # "carry" keeps the last rows of the stream
+        yield epoch - 1, len(held), held, epoch, 0
+
+
+def stream(feed: Feed, place: Place) -> Iterator[Batch]:
+    """The batches from a place on, one after the other."""
+    step, of, index = place.step, place.of, place.index
+    for epoch, real, values, next_epoch, row in pieces(feed, place):
+        index = index if epoch == of else 0
+        of = epoch
+        step, index = step + 1, index + 1
+        yield Batch(epoch, index - 1, step - 1, real, values, Place(next_epoch, row, step, of, index))
+
+
+def skip(feed: Feed, place: Place, num: int) -> Place:
+    """The place so many rounds later."""
+    for round_ in islice(rounds(feed, place), num):
+        place = round_[-1].after
+    return place
+
+
+def rounds(feed: Feed, place: Place) -> Iterator[list[Batch]]:
+    """One batch for each device, again and again."""
+    dealt: list[Batch] = []
+    try:
+        for batch in stream(feed, place):
+            if dealt and feed.rounds == "epoch" and batch.epoch != dealt[0].epoch:
+                yield from _last(feed, dealt)
+                dealt = []
+            dealt = [*dealt, batch]
+            if len(dealt) == feed.devices:
+                yield dealt
+                dealt = []
+    except Failed:
+        raise Failed(dealt) from None
+    yield from _last(feed, dealt)
+
+
+def _last(feed: Feed, dealt: list[Batch]) -> Iterator[list[Batch]]:
+    """What becomes of a round that is not whole."""
+    if dealt and feed.last_round == "pad":
+        batch, missing = dealt[-1], range(1, feed.devices - len(dealt) + 1)
+        yield dealt + [
+            batch._replace(index=batch.index + n, step=batch.step + n, rows=0) for n in missing
+        ]
+    elif dealt and feed.last_round == "uneven":
+        yield dealt
+    elif dealt and feed.rounds == "epoch" and dealt[0].index == 0:
+        raise Failed  # the whole epoch would be left out
