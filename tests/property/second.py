@@ -137,15 +137,26 @@ def stream(feed: Feed, place: Place) -> Iterator[Batch]:
         yield Batch(epoch, index - 1, step - 1, real, values, Place(next_epoch, row, step, of, index))
 
 
-def skip(feed: Feed, place: Place, num: int) -> Place:
-    """The place so many rounds later."""
-    for round_ in islice(rounds(feed, place), num):
-        place = round_[-1].after
-    return place
+class Round(NamedTuple):
+    """One batch for each device; the last of a stream is empty."""
+
+    batches: list[Batch]
+    after: Place
 
 
-def rounds(feed: Feed, place: Place) -> Iterator[list[Batch]]:
-    """One batch for each device, again and again."""
+def rounds(feed: Feed, place: Place, skip: int = 0) -> Iterator[Round]:
+    """The rounds from a place on, of which the first ones are left out."""
+    try:
+        for round_ in _rounds(feed, place):
+            if skip and round_.batches:
+                skip -= 1
+            else:
+                yield round_
+    except Failed as failed:
+        raise Failed([] if skip else failed.args[0]) from None
+
+
+def _rounds(feed: Feed, place: Place) -> Iterator[Round]:
     dealt: list[Batch] = []
     try:
         for batch in stream(feed, place):
@@ -153,22 +164,31 @@ def rounds(feed: Feed, place: Place) -> Iterator[list[Batch]]:
                 yield from _last(feed, dealt)
                 dealt = []
             dealt = [*dealt, batch]
+            place = batch.after
             if len(dealt) == feed.devices:
-                yield dealt
+                yield Round(dealt, place)
                 dealt = []
     except Failed:
         raise Failed(dealt) from None
-    yield from _last(feed, dealt)
+    step = place.step
+    if dealt:
+        yield from _last(feed, dealt)
+        if feed.rounds == "stream" and feed.last_round == "drop":
+            step -= len(dealt)
+        if feed.rounds == "stream" and feed.last_round == "pad":
+            step += feed.devices - len(dealt)
+    assert feed.epochs is not None
+    yield Round([], Place(max(place.epoch, feed.epochs), 0, step))
 
 
-def _last(feed: Feed, dealt: list[Batch]) -> Iterator[list[Batch]]:
+def _last(feed: Feed, dealt: list[Batch]) -> Iterator[Round]:
     """What becomes of a round that is not whole."""
-    if dealt and feed.last_round == "pad":
-        batch, missing = dealt[-1], range(1, feed.devices - len(dealt) + 1)
-        yield dealt + [
+    batch, missing = dealt[-1], range(1, feed.devices - len(dealt) + 1)
+    if feed.last_round == "pad":
+        dealt = dealt + [
             batch._replace(index=batch.index + n, step=batch.step + n, rows=0) for n in missing
         ]
-    elif dealt and feed.last_round == "uneven":
-        yield dealt
-    elif dealt and feed.rounds == "epoch" and dealt[0].index == 0:
-        raise Failed  # the whole epoch would be left out
+    if feed.last_round != "drop":
+        yield Round(dealt, batch.after)
+    elif feed.rounds == "epoch" and batch.epoch and dealt[0].index == 0:
+        raise Failed([])  # the whole epoch would be left out
