@@ -81,8 +81,9 @@ class RoundRobinRouter:
         # A batch that is known to end an incomplete round ends it for positions too, so it waits
         # until that is known.
         self._keeps_back = self._policy == "pad" or (self._per_epoch and len(queues) > 1)
-        # Whether a round of this epoch was complete; of an epoch that was resumed nobody knows.
-        self._has_round = True
+        # Whether a round of this epoch was complete, as it was where a position lies within it. The
+        # first epoch may have none: a stream without a round ends quietly.
+        self._has_round = assembler.index > 0 or assembler.epoch == 0
         self._group: list[Batch] = []
         most = run.max_rows // spec.batch_size // 2
         self._most_batches = min(_GROUP_BATCHES, most) if run.num_threads else 1
@@ -103,7 +104,9 @@ class RoundRobinRouter:
             batch.held_bytes = batch.rows * row_bytes
         # One without arrays is the rest of another run's round (`Turns.older`).
         if batch.turn < 0 or not batch.columns:
-            self._has_round = True  # It may have been dealt out before.
+            # Of the rest of a round some batches were dealt out before.
+            whole = not batch.columns or ends_round(batch.turn, len(self._queues))
+            self._has_round = self._has_round or whole
             self._discard(batch)
             return
         # Bytes bound how long a group takes to make, and what leaves the caches meanwhile.

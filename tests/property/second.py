@@ -141,7 +141,8 @@ class Round(NamedTuple):
     """One batch for each device; the last of a stream is empty."""
 
     batches: list[Batch]
-    after: Place
+    after: Place | None
+    """None where the pages do not tell: `skip` went beyond the end."""
 
 
 def rounds(feed: Feed, place: Place, skip: int = 0) -> Iterator[Round]:
@@ -151,7 +152,8 @@ def rounds(feed: Feed, place: Place, skip: int = 0) -> Iterator[Round]:
             if skip and round_.batches:
                 skip -= 1
             else:
-                yield round_
+                tells = not skip or feed.last_round == "uneven" or feed.rounds == "epoch"
+                yield round_ if tells else round_._replace(after=None)
     except Failed as failed:
         raise Failed([] if skip else failed.args[0]) from None
 
@@ -168,27 +170,32 @@ def _rounds(feed: Feed, place: Place) -> Iterator[Round]:
             if len(dealt) == feed.devices:
                 yield Round(dealt, place)
                 dealt = []
-    except Failed:
-        raise Failed(dealt) from None
+    except Failed:  # "drop" holds a round back until it is whole
+        raise Failed([] if feed.last_round == "drop" else dealt) from None
     step = place.step
     if dealt:
         yield from _last(feed, dealt)
-        if feed.rounds == "stream" and feed.last_round == "drop":
-            step -= len(dealt)
-        if feed.rounds == "stream" and feed.last_round == "pad":
-            step += feed.devices - len(dealt)
-    assert feed.epochs is not None
-    yield Round([], Place(max(place.epoch, feed.epochs), 0, step))
+    if feed.rounds == "stream" and feed.last_round == "drop":
+        step -= len(dealt)
+    assert feed.epochs is not None, "the stream has no end"
+    end = Place(max(place.epoch, feed.epochs), 0, step)
+    unknown = dealt and feed.rounds == "stream" and feed.last_round == "pad"
+    yield Round([], None if unknown else end)
 
 
 def _last(feed: Feed, dealt: list[Batch]) -> Iterator[Round]:
     """What becomes of a round that is not whole."""
     batch, missing = dealt[-1], range(1, feed.devices - len(dealt) + 1)
+    after: Place | None = batch.after
+    if feed.rounds == "epoch":  # A round that ends an epoch is known to.
+        after = Place(batch.epoch + 1, 0, after.step)
+    elif feed.last_round == "pad":
+        after = None  # The pages do not tell whether padding counts where a stream is made longer.
     if feed.last_round == "pad":
         dealt = dealt + [
             batch._replace(index=batch.index + n, step=batch.step + n, rows=0) for n in missing
         ]
     if feed.last_round != "drop":
-        yield Round(dealt, batch.after)
+        yield Round(dealt, after)
     elif feed.rounds == "epoch" and batch.epoch and dealt[0].index == 0:
         raise Failed([])  # the whole epoch would be left out

@@ -35,11 +35,7 @@ class Program:
         self.seed, self.draws = seed, draws
         self.form = draw.choice(FORMS)
         self.workers = draw.choice((1, 1, 2, 3))
-        self.records = draw.randint(1, 30)
         self.shuffle = draw.random() < 0.5
-        self.num_shards = draw.randint(1, min(3, self.records))
-        self.stick = draw.random() < 0.5
-        self.bad = {n for n in range(self.records) if draw.random() < 0.1 and not self.shuffle}
         self.stream = {
             "seed": draw.randint(0, 3),
             "last_batch": draw.choice(("keep", "drop", "pad", "carry")),
@@ -47,6 +43,12 @@ class Program:
             "last_round": draw.choice(("uneven", "drop", "pad")),
             "rounds": draw.choice(("stream", "epoch")),
         }
+        few = 36 if self.stream["last_batch"] == "drop" else 1  # or an epoch may have no batch
+        self.records = draw.randint(few, few + 30)
+        self.num_shards = draw.randint(1, min(3, self.records))
+        self.stick = draw.random() < 0.5
+        may = few == 1 and self.records > 9 and not self.shuffle
+        self.bad = set(range(draw.randint(0, 4), self.records, 5) if may else ())
         if self.stream["dont_rebatch"]:  # others are refused
             self.stream["last_batch"] = "keep"
         if self.stream["last_batch"] == "carry":
@@ -66,7 +68,8 @@ class Program:
         draw = random.Random(str((self.seed, key)))
         num = draw.randint(1, 7)
         sizes = [self.per_call or draw.choice((0, 1, 2, 3, 5, 8)) for _ in range(num)]
-        return sizes if any(sizes) else [1]  # an epoch without a row is refused
+        few = 12 if self.stream["last_batch"] == "drop" else 1
+        return sizes + [self.per_call or few] * (few if self.per_call else 1)
 
     # What the oracle is given.
 
@@ -329,6 +332,8 @@ def execute(seed: int, draws: Any, folder: Path) -> None:
                     else:
                         resume = coordinator.snapshot()
                         resume = bytes(resume) if kind == "bytes" else resume
+                if place is None:
+                    return
         except Exception as error:
             stream = {**program.stream, "form": program.form, "workers": program.workers}
             error.add_note(f"seed {seed}: {stream}; {told}; then {kind}")
