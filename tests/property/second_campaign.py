@@ -225,7 +225,8 @@ def check(program: Program, batch: Any, wanted: second.Batch) -> None:
         if program.form == "source":
             epoch, place = value[1]
             if value[0] is None:
-                program.same(("order", program.records, seed, epoch), place, row[0])
+                shards = program.num_shards if program.stick else 0
+                program.same(("order", program.records, shards, seed, epoch), place, row[0])
             elif row[0] != value[0]:
                 raise Differs(f"record {row[0]}, expected {value[0]}")
             program.same("record", (seed, epoch, row[0]), row[1])
@@ -273,16 +274,17 @@ def take(program: Program, coordinator: Any, run: Any, failing: Any, place: Any,
             last = after if batches else last
             place = after
     except second.Failed as failed:
+        count = read
         if read_round(failed.args[0]):
             for i in numbers:
                 try:
                     raise Differs(f"expected an error, not {next(feed.on(i), None)}")
                 except feeder.FeedError:
                     pass
-        if not failed.args[0]:
-            return batch, place, place
+        if read == count:
+            return batch, place, last
         # A token in a round that failed: the rest of the round is made and dropped.
-        skip = run["skip"] if read <= len(failed.args[0]) else 0
+        skip = 0 if count else run["skip"]
         *_, round_ = islice(second.rounds(program.oracle(run, None), place, skip), 1)
         return batch, place, round_.after
     for i in numbers:
