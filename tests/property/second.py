@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 Row = Any
-Chunks = Callable[[int], list[Any]]
-"""What the calls of an epoch return, in the order of the stream: lists of rows, or last `FAILS`."""
 FAILS = "fails"
 
 
@@ -26,7 +24,10 @@ class Failed(Exception):
 class Feed:
     """The settings that the pages call part of the stream, and those of one run."""
 
-    chunks: Chunks
+    fetch: Callable[[int, int, int], Any]
+    """The rows of an epoch, worker and number of its call; None ends, `FAILS` is an error. Of
+    `fetch(call)`, and of a source, there is one worker."""
+    workers: int = 1
     batch_size: int | None = None
     global_batch_size: int | None = None
     epochs: int | None = 1
@@ -60,38 +61,17 @@ class Batch(NamedTuple):
     after: Place
 
 
-def calls(fetch: Callable[[int, int], Any]) -> Chunks:
-    """Of `fetch(call)`, here of epoch and index: the smallest index that ends it ends the epoch."""
-
-    def chunks(epoch: int) -> list[Any]:
-        made: list[Any] = []
-        while FAILS not in made and (chunk := fetch(epoch, len(made))) is not None:
+def chunks(feed: Feed, epoch: int) -> list[Any]:
+    """What the calls of an epoch return, "merged in turn": who has ended it has no turn any more."""
+    made, turns = [], [(worker, 0) for worker in range(feed.workers)]
+    for worker, number in turns:
+        chunk = feed.fetch(epoch, worker, number)
+        if chunk is not None:
             made.append(chunk)
-        return made
-
-    return chunks
-
-
-def workers(fetch: Callable[[int, int, int], Any], num: int) -> Chunks:
-    """Of `fetch(worker_id, batch_size)`, here of epoch, worker and call: "merged in turn"."""
-
-    def chunks(epoch: int) -> list[Any]:
-        made, turns = [], [(worker, 0) for worker in range(num)]
-        for worker, number in turns:
-            chunk = fetch(epoch, worker, number)
-            if chunk is not None:
-                made.append(chunk)
-                turns.append((worker, number + 1))
-            if chunk is FAILS:
-                break
-        return made
-
-    return chunks
-
-
-def source(records: Callable[[int], list[Row]]) -> Chunks:
-    """Of a source: its records of an epoch, in their order; in which calls does not matter."""
-    return lambda epoch: [records(epoch)]
+            turns.append((worker, number + 1))
+        if chunk is FAILS:
+            break
+    return made
 
 
 def pieces(feed: Feed, place: Place) -> Iterator[tuple[int, int, list[Row], int, int]]:
@@ -102,17 +82,13 @@ def pieces(feed: Feed, place: Place) -> Iterator[tuple[int, int, list[Row], int,
         if feed.epochs is not None and epoch >= feed.epochs:
             break
         at = place.row if epoch == place.epoch else 0
-        chunks = feed.chunks(epoch)
-        fails = FAILS in chunks
-        chunks = [chunk for chunk in chunks if chunk is not FAILS]
-        if feed.dont_rebatch:
-            start = 0
-            for chunk in chunks:
-                if chunk and start >= at:
-                    yield epoch, len(chunk), chunk, epoch, start + len(chunk)
-                start += len(chunk)
-        rows = [] if feed.dont_rebatch else [row for chunk in chunks for row in chunk][at:]
+        made = chunks(feed, epoch)
+        fails = FAILS in made
+        rows = [row for chunk in made if chunk is not FAILS for row in chunk][at:]
         while rows:
+            if feed.dont_rebatch:
+                ends = accumulate(len(chunk) for chunk in made if chunk is not FAILS)
+                size = next(end for end in ends if end > at) - at
             taken = rows[: size - len(held)]
             held, rows, at = held + taken, rows[len(taken) :], at + len(taken)
             if len(held) < size and (fails or feed.last_batch == "carry"):
