@@ -25,6 +25,8 @@ from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.rounds import ends_round
 from feeder.workers.stream.spec import RunSpec, StreamSpec
 
+_SHORT_EPOCHS = 100
+"""So many epochs in a row without a batch are an error: without end they would go on for ever."""
 _GROUP_BYTES = 16 * 1024 * 1024
 _GROUP_BATCHES = 64
 """A group of batches ends at so many bytes or batches."""
@@ -275,6 +277,9 @@ class Enqueuer:
         self._start = start
         # Whether an epoch that ends now has given no row at all.
         self._empty_epoch = start.begins_epoch
+        # Epochs in a row that had no batch. No position lies between them, so that a run that was
+        # resumed counts the same.
+        self._short_epochs = 0
 
     def steps(self) -> Iterator[bool]:
         """Make batches until the end of the stream. Who drives it, a thread of its own or the
@@ -359,6 +364,12 @@ class Enqueuer:
             if skipped or self._spec.epochs != 1:
                 raise FetchError(f"epoch {epoch} ended without a row; {_why_empty(skipped)}")
         self._empty_epoch = True
+        self._short_epochs = 0 if self._assembler.index else self._short_epochs + 1
+        if self._spec.last_batch == "drop" and self._short_epochs == _SHORT_EPOCHS:
+            raise FeedError(
+                f"the last {_SHORT_EPOCHS} epochs had fewer rows than a batch, and "
+                "last_batch='drop' leaves them out; use another last_batch, or a smaller batch"
+            )
         if self._places is not None:
             # Calls beyond the end may still be writing behind the rows of its last batch.
             self._router.flush()
