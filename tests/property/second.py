@@ -1,8 +1,8 @@
 """A second oracle: the stream as docs/promise.md and the pages that it links tell it, and no other.
 
-The first oracle (`feeds`, `property.programs`) was written beside the engine. A misunderstanding in
-both would never show. This one shares nothing with either: whoever wrote it had read the pages for
-users alone. Each line says which sentence it stands for, where that is not plain.
+The first oracle (`feeds`, `property.programs`) was written beside the engine. What both of them
+misunderstand would never show. This one shares no code with either, and was written from the pages
+for users alone; where these left something open they now tell it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Place(NamedTuple):
     step: int = 0
     of: int = 0
     """The epoch of the batch before it."""
-    index: int = 0
+    number: int = 0
     """How many batches that epoch had until here."""
 
 
@@ -54,7 +54,7 @@ class Batch(NamedTuple):
     """What a reader sees of one."""
 
     epoch: int
-    index: int
+    number: int
     step: int
     rows: int
     values: list[Row]
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 
 
 def chunks(feed: Feed, epoch: int) -> list[Any]:
-    """What the calls of an epoch return, "merged in turn": who has ended it has no turn any more."""
+    """What the calls of an epoch return, "merged in turn"; who has ended it has no more turn."""
     made, turns = [], [(worker, 0) for worker in range(feed.workers)]
     for worker, number in turns:
         chunk = feed.fetch(epoch, worker, number)
@@ -105,12 +105,14 @@ def pieces(feed: Feed, place: Place) -> Iterator[tuple[int, int, list[Row], int,
 
 def stream(feed: Feed, place: Place) -> Iterator[Batch]:
     """The batches from a place on, one after the other."""
-    step, of, index = place.step, place.of, place.index
+    step, of, number = place.step, place.of, place.number
     for epoch, real, values, next_epoch, row in pieces(feed, place):
-        index = index if epoch == of else 0
+        number = number if epoch == of else 0
         of = epoch
-        step, index = step + 1, index + 1
-        yield Batch(epoch, index - 1, step - 1, real, values, Place(next_epoch, row, step, of, index))
+        step, number = step + 1, number + 1
+        yield Batch(
+            epoch, number - 1, step - 1, real, values, Place(next_epoch, row, step, of, number)
+        )
 
 
 class Round(NamedTuple):
@@ -118,7 +120,8 @@ class Round(NamedTuple):
 
     batches: list[Batch]
     after: Place | None
-    """None where the pages do not tell: `skip` went beyond the end."""
+    """None where the pages do not tell how batches are counted on if the stream is made longer:
+    `skip` went beyond its end, or its last round was padded."""
 
 
 def rounds(feed: Feed, place: Place, skip: int = 0) -> Iterator[Round]:
@@ -164,14 +167,14 @@ def _last(feed: Feed, dealt: list[Batch]) -> Iterator[Round]:
     batch, missing = dealt[-1], range(1, feed.devices - len(dealt) + 1)
     after: Place | None = batch.after
     if feed.rounds == "epoch":  # A round that ends an epoch is known to.
-        after = Place(batch.epoch + 1, 0, after.step)
+        after = Place(batch.epoch + 1, 0, batch.step + 1)
     elif feed.last_round == "pad":
-        after = None  # The pages do not tell whether padding counts where a stream is made longer.
+        after = None
     if feed.last_round == "pad":
         dealt = dealt + [
-            batch._replace(index=batch.index + n, step=batch.step + n, rows=0) for n in missing
+            batch._replace(number=batch.number + n, step=batch.step + n, rows=0) for n in missing
         ]
     if feed.last_round != "drop":
         yield Round(dealt, after)
-    elif feed.rounds == "epoch" and batch.epoch and dealt[0].index == 0:
+    elif feed.rounds == "epoch" and batch.epoch and dealt[0].number == 0:
         raise Failed([])  # the whole epoch would be left out

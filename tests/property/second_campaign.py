@@ -14,7 +14,6 @@ import numpy as np
 
 import feeder
 from feeder import sources
-
 from property import second
 
 Draws = dict[Any, tuple[dict[Any, Any], dict[Any, Any]]]
@@ -186,60 +185,82 @@ def check(program: Program, batch: Any, wanted: second.Batch) -> None:
         same(program.form if draws else "none", (draws and seed, i), noise)
 
 
-def take(program: Program, feed: Any, run: Any, place: Any, most: Any) -> Any:
-    """Reads so many batches, in turns. The last one, the place of a position, which lies after the
-    last round that all devices have taken, and the place of the last batch's token."""
-    batch, read, last = None, 0, place
-    taken: list[list[Any]] = [[] for _ in range(run["devices"])]
+class Reading:
+    """Reads so many batches of a feed, from its devices in turns, and compares them."""
 
-    def read_round(batches: list[second.Batch]) -> bool:
-        nonlocal batch, read
+    def __init__(self, program: Program, feed: Any, num: int, most: int | None) -> None:
+        self.program, self.feed, self.most = program, feed, most
+        self.batch: Any = None
+        self.read = 0
+        self.taken: list[list[Any]] = [[] for _ in range(num)]
+
+    def round(self, batches: list[second.Batch]) -> bool:
+        """Whether all of a round was read."""
         for i, wanted in enumerate(batches):
-            if read == most:
+            if self.read == self.most:
                 return False
-            batch = next(feed.on(i), None)
-            if batch is None:
+            self.batch = next(self.feed.on(i), None)
+            if self.batch is None:
                 raise Differs(f"nothing, expected step {wanted.step} on {i}")
-            check(program, batch, wanted)
-            taken[i].append(batch)
-            read += 1
+            check(self.program, self.batch, wanted)
+            self.taken[i].append(self.batch)
+            self.read += 1
         return True
 
+    def fails(self) -> None:
+        """Each device has the error in the place of its next batch."""
+        for i in range(len(self.taken)):
+            try:
+                raise Differs(f"expected an error, not {next(self.feed.on(i), None)}")
+            except feeder.FeedError:
+                pass
+
+    def ends(self) -> None:
+        """No device has another batch, and each batch knows whether its epoch went on."""
+        for i, batches in enumerate(self.taken):
+            if (more := next(self.feed.on(i), None)) is not None:
+                raise Differs(f"expected the end on {i}, not step {more.step}")
+            for one, later in itertools.zip_longest(batches, batches[1:]):
+                if one and one.last_of_epoch != (later is None or later.epoch > one.epoch):
+                    raise Differs(f"last_of_epoch of step {one.step}")
+
+
+def take(
+    program: Program, reading: Reading, run: dict[str, Any], place: second.Place
+) -> tuple[second.Place | None, second.Place | None]:
+    """Reads a run. The place of a position, which lies after the last round that all devices have
+    taken, and that of the last batch's token, which is the end of its round."""
+    last: second.Place | None = place
+    now: second.Place | None = place
+    count = 0
+    oracle = program.oracle(run, program.failing)
     try:
-        for batches, after in second.rounds(program.oracle(run, program.failing), place, run["skip"]):
-            count = read
-            if not read_round(batches):
-                return batch, place, after if read > count else last
-            last, place = after if batches else last, after
+        for batches, after in second.rounds(oracle, place, run["skip"]):
+            if not reading.round(batches):
+                return now, after if reading.read > count else last
+            last, now, count = after if batches else last, after, reading.read
     except second.Failed as failed:
-        count = read
-        if read_round(failed.args[0]):
-            for i in range(run["devices"]):
-                try:
-                    raise Differs(f"expected an error, not {next(feed.on(i), None)}")
-                except feeder.FeedError:
-                    pass
-        if read == count:
-            return batch, place, last
+        if reading.round(failed.args[0]):
+            reading.fails()
+        if reading.read == count:
+            return now, last
         # In a round that failed: the rest of it is made and dropped.
-        rounds = second.rounds(program.oracle(run), place, 0 if count else run["skip"])
-        return batch, place, next(rounds).after
-    for i, batches in enumerate(taken):
-        if (more := next(feed.on(i), None)) is not None:
-            raise Differs(f"expected the end on {i}, not step {more.step}")
-        for one, later in itertools.zip_longest(batches, batches[1:]):
-            if one and one.last_of_epoch != (later is None or later.epoch > one.epoch):
-                raise Differs(f"last_of_epoch of step {one.step}")
-    return batch, place, last
+        assert now is not None
+        rounds = second.rounds(program.oracle(run), now, 0 if count else run["skip"])
+        return now, next(rounds).after
+    reading.ends()
+    return now, last
 
 
 def execute(seed: int, draws: Draws) -> None:
     """One program: some runs, each from where the one before it was left."""
     program = Program(seed, draws)
     draw = program.draw
-    place, resume, epochs = second.Place(), None, draw.choice((1, 2, 3, None))
+    place: second.Place | None = second.Place()
+    resume: Any = None
+    epochs = draw.choice((1, 2, 3, None))
     for number in range(draw.randint(2, 5)):
-        run = {
+        run: dict[str, Any] = {
             "num_threads": draw.choice((None, 1, 2, 3)),
             "max_buffered_batches": draw.choice((1, 3, 100)),
             "devices": draw.choice((1, 1, 2, 3, 4)),
@@ -251,16 +272,20 @@ def execute(seed: int, draws: Draws) -> None:
         kind = draw.choice(("state_dict", "snapshot", "bytes", "token", "cut"))
         most = draw.choice((0, 1, 3, 8, draw.randint(0, 20) if epochs is None else None))
         program.failing = None
+        assert place is not None
         if program.form != "source" and draw.random() < 0.15:  # Behind calls that were made.
             worker = 0 if program.form == "call" else draw.randrange(program.num)
             program.failing = (place.epoch + draw.randint(1, 2), worker, draw.randint(0, 4))
         told = f"seed {seed}: {program.form} {program.num} {program.stream}\n  run {number}: {run} "
-        told += f"from {place} by {type(resume).__name__}, {most} batches, {program.failing}, {kind}"
+        told += f"from {place} by {type(resume).__name__}, {most} batches, then {kind}"
+        told += f", fails at {program.failing}"
         try:
             with program.make(run, resume) as coordinator:
-                batch, place, after = take(program, coordinator["train"], run, place, most)
-                if kind in ("token", "cut") and batch is not None:
-                    place, resume = after, batch.cut.token() if kind == "token" else batch.cut
+                reading = Reading(program, coordinator["train"], run["devices"], most)
+                place, after = take(program, reading, run, place)
+                if kind in ("token", "cut") and reading.read:
+                    place, resume = after, reading.batch.cut
+                    resume = resume.token() if kind == "token" else resume
                 elif kind == "state_dict":
                     resume = coordinator.state_dict()
                 else:
@@ -269,7 +294,7 @@ def execute(seed: int, draws: Draws) -> None:
         except Exception as error:
             error.add_note(told)
             raise
-        if place is None:
+        if place is None:  # The pages do not tell.
             return
         if epochs is not None and draw.random() < 0.3:
             epochs = draw.choice((epochs + 1, None))
