@@ -17,7 +17,11 @@ FAILS = "fails"
 
 
 class Failed(Exception):
-    """A call fails: the batches of its round before it arrive."""
+    """An epoch fails: the batches of its round that are before the error arrive."""
+
+    def __init__(self, epoch: int, batches: list[Batch] | None = None) -> None:
+        super().__init__(epoch, batches)
+        self.epoch, self.batches = epoch, batches or []
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def pieces(feed: Feed, place: Place) -> Iterator[tuple[int, int, list[Row], int,
                 yield epoch, len(held), held + held[-1:] * padding, epoch, at
             held = []
         if fails:
-            raise Failed
+            raise Failed(epoch)
     if held:  # "carry" keeps the last rows of the stream
         yield epoch - 1, len(held), held, epoch, 0
 
@@ -134,7 +138,7 @@ def rounds(feed: Feed, place: Place, skip: int = 0) -> Iterator[Round]:
                 tells = not skip or feed.last_round == "uneven" or feed.rounds == "epoch"
                 yield round_ if tells else round_._replace(after=None)
     except Failed as failed:
-        raise Failed([] if skip else failed.args[0]) from None
+        raise Failed(failed.epoch, [] if skip else failed.batches) from None
 
 
 def _rounds(feed: Feed, place: Place) -> Iterator[Round]:
@@ -149,8 +153,12 @@ def _rounds(feed: Feed, place: Place) -> Iterator[Round]:
             if len(dealt) == feed.devices:
                 yield Round(dealt, place)
                 dealt = []
-    except Failed:  # "drop" holds a round back until it is whole
-        raise Failed([] if feed.last_round == "drop" else dealt) from None
+    except Failed as failed:
+        if dealt and feed.rounds == "epoch" and failed.epoch > dealt[0].epoch:
+            yield from _last(feed, dealt)
+            dealt = []
+        # "drop" holds a round back until it is whole.
+        raise Failed(failed.epoch, [] if feed.last_round == "drop" else dealt) from None
     step = place.step
     if dealt:
         yield from _last(feed, dealt)
@@ -177,4 +185,4 @@ def _last(feed: Feed, dealt: list[Batch]) -> Iterator[Round]:
     if feed.last_round != "drop":
         yield Round(dealt, after)
     elif feed.rounds == "epoch" and batch.epoch and dealt[0].number == 0:
-        raise Failed([])  # the whole epoch would be left out
+        raise Failed(batch.epoch)  # the whole epoch would be left out

@@ -240,7 +240,7 @@ def take(
                 return now, after if reading.read > count else last
             last, now, count = after if batches else last, after, reading.read
     except second.Failed as failed:
-        if reading.round(failed.args[0]):
+        if reading.round(failed.batches):
             reading.fails()
         if reading.read == count:
             return now, last
