@@ -38,6 +38,9 @@ CAMPAIGNS = {
     "streams": Campaign(
         "draws programs of a feed and its resumes, and compares them with the naive stream",
         "property.campaign", "--examples 2000 --seed {seed}", 60),
+    "second-oracle": Campaign(
+        "compares programs of a feed and its resumes with a second stream, from the pages alone",
+        "property.second_campaign", "--programs 10000 --seed {seed}00000", 30),
     "schedules": Campaign(
         "runs small feeds in many schedules of their threads: all with few preemptions, some drawn",
         "schedules.campaign", "--preemptions 2 --runs 20000 --seed {seed}00000", 60),

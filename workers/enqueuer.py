@@ -10,7 +10,7 @@ what it waits for may come only when a reader has used just that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.queue import Queue
@@ -25,6 +25,10 @@ from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.rounds import ends_round
 from feeder.workers.stream.spec import RunSpec, StreamSpec
 
+_MOST_UNFILLED = 100
+"""So many epochs in a row without a batch are an error in a stream without end."""
+# Epochs may differ, as those of shards do. No position lies between such epochs, so that a run that
+# was resumed counts the same.
 _GROUP_BYTES = 16 * 1024 * 1024
 _GROUP_BATCHES = 64
 """A group of batches ends at so many bytes or batches."""
@@ -81,8 +85,9 @@ class RoundRobinRouter:
         # A batch that is known to end an incomplete round ends it for positions too, so it waits
         # until that is known.
         self._keeps_back = self._policy == "pad" or (self._per_epoch and len(queues) > 1)
-        # Whether a round of this epoch was complete; of an epoch that was resumed nobody knows.
-        self._has_round = True
+        # Whether a round of this epoch was complete, as it was where a position lies within it. The
+        # first epoch may have none: a stream without a round ends quietly.
+        self._has_round = assembler.index > 0 or assembler.epoch == 0
         self._group: list[Batch] = []
         most = run.max_rows // spec.batch_size // 2
         self._most_batches = min(_GROUP_BATCHES, most) if run.num_threads else 1
@@ -103,7 +108,9 @@ class RoundRobinRouter:
             batch.held_bytes = batch.rows * row_bytes
         # One without arrays is the rest of another run's round (`Turns.older`).
         if batch.turn < 0 or not batch.columns:
-            self._has_round = True  # It may have been dealt out before.
+            # Of the rest of a round some batches were dealt out before.
+            whole = not batch.columns or ends_round(batch.turn, len(self._queues))
+            self._has_round = self._has_round or whole
             self._discard(batch)
             return
         # Bytes bound how long a group takes to make, and what leaves the caches meanwhile.
@@ -375,13 +382,12 @@ class Enqueuer:
         is_unfilled = step == self._step and not self._may_be_empty(epoch)
         self._num_unfilled = self._num_unfilled + 1 if is_unfilled else 0
         self._step = step
-        # Those of shards differ by a record; and one that was resumed may be a rest.
         is_dropped = spec.epochs is None and spec.last_batch == "drop"
-        if is_dropped and self._num_unfilled > _turns(spec.fetch):
+        if is_dropped and self._num_unfilled == _MOST_UNFILLED:
             raise FeedError(
-                f"no epoch fills a batch of {spec.batch_size} rows, up to epoch {epoch}, and "
-                "last_batch='drop' leaves their rows out: use a smaller batch_size, or another "
-                "last_batch"
+                f"the last {_MOST_UNFILLED} epochs, up to epoch {epoch}, did not fill a batch of "
+                f"{spec.batch_size} rows, and last_batch='drop' leaves their rows out: use a "
+                "smaller batch_size, or another last_batch"
             )
 
     def _may_be_empty(self, epoch: int) -> bool:
@@ -395,13 +401,6 @@ class Enqueuer:
         if self._queue.row_bytes is None and columns is not None and not self._spec.dont_rebatch:
             row_bytes = sum(column.row_bytes for column in columns)
             self._queue.learn(row_bytes)
-
-
-def _turns(fetch: Any) -> int:
-    """After how many epochs they have as many rows again; 1 of a function, which does not tell."""
-    # Behind an edit all epochs are alike, and a run that has been edited does not tell.
-    turns: int = 1 if hasattr(fetch, "may_be_empty") else getattr(fetch, "num_turns", 1)
-    return turns
 
 
 def _why_empty(skipped: int | None) -> str:

@@ -34,6 +34,26 @@ def test_epochs_that_would_be_dropped_whole_are_an_error() -> None:
         next(coordinator["train"].on(0))
 
 
+@pytest.mark.parametrize("resumed", ["at its start", "in rounds that are skipped"])
+def test_an_epoch_that_would_be_dropped_whole_is_an_error_after_a_resume(resumed: str) -> None:
+    def rows(call: feeder.Call) -> dict[str, np.ndarray]:
+        if call.index == (1, 4)[call.epoch % 2]:
+            raise StopIteration
+        return {"id": np.full(8, call.index)}
+
+    settings = {"input_blob_names": ["id"], "rounds": "epoch", "last_round": "drop", "epochs": 3}
+    with make(rows, devices=2, **settings) as coordinator:
+        for i in (0, 1) * 2:
+            next(coordinator["train"].on(i))
+        state = coordinator.state_dict()
+    further = {"skip": 3} if resumed != "at its start" else {"resume": state}
+    with (
+        make(rows, devices=2, **settings, **further) as coordinator,
+        pytest.raises(feeder.FeedError, match="epoch 2 has fewer batches than the 2 queues"),
+    ):
+        next(coordinator["train"].on(0))
+
+
 def test_another_global_batch_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with make(make_fetch("pure", "ragged"), devices=2) as coordinator:
         for device in range(2):

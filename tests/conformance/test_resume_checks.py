@@ -86,7 +86,9 @@ def test_nothing_is_compared_where_the_rows_may_have_changed_or_are_gone() -> No
         batch = next(coordinator["train"])
         place, is_gone = batch.place, threading.Event()
         weakref.finalize(batch.place.batch(), is_gone.set)
+        # The feed keeps the newest batch, which a position compares.
         del batch
+        next(coordinator["train"])
         # The thread that made it may be about to let go of it.
         assert is_gone.wait(WAIT_S)
         assert place.cut().checked is None

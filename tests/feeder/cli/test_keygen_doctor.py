@@ -43,7 +43,7 @@ def test_inspect_tells_an_error_in_one_line(
 ) -> None:
     (tmp_path / "snapshot").write_bytes(b"no snapshot")
     for path in (tmp_path / "snapshot", "/dev/zero"):
-        assert status("inspect", str(path)) == 1
+        assert status("inspect", str(path)) == 2
         assert capsys.readouterr().err.startswith("feeder: ")
 
 

@@ -269,7 +269,7 @@ def test_epochs_that_fill_no_batch_are_an_error_in_a_stream_without_end(
         devices=devices, num_worker_threads=1, coordinator=feeder.Coordinator(), timeout=WAIT_S,
         **size,
     )  # fmt: skip
-    says = "no epoch fills a batch of 6 rows|has fewer batches than the 2 queues"
+    says = "did not fill a batch of 6 rows|has fewer batches than the 2 queues"
     with coordinator, pytest.raises(feeder.FeedError, match=says):
         next(coordinator["train"].on(devices - 1))
 
@@ -325,4 +325,24 @@ def test_a_shard_whose_records_are_all_left_out_blames_no_fetch_function(
         says = r"^epoch 0 ended without a row; a filter leaves out every record of this shard$"
     coordinator = make(source, ["x"], epochs=epochs)
     with coordinator, pytest.raises(feeder.FetchError, match=says):
+        next(coordinator["train"])
+
+
+def test_epochs_that_are_all_dropped_are_an_error() -> None:
+    def fetch(call: feeder.Call) -> list[np.ndarray]:
+        if call.index == 1:
+            raise StopIteration
+        return [np.full(5 if call.epoch % 100 == 0 else 2, call.epoch)]
+
+    settings = {"last_batch": "drop", "epochs": None, "coordinator": feeder.Coordinator()}
+    with feeder.init_data_input_workers(["x"], fetch, 5, **settings) as coordinator:
+        feed = coordinator["train"]
+        assert [next(feed).epoch for _ in range(3)] == [0, 100, 200]  # 99 epochs between them.
+    settings["coordinator"] = feeder.Coordinator()
+    with (
+        feeder.init_data_input_workers(["x"], fetch, 6, **settings) as coordinator,
+        pytest.raises(
+            feeder.FeedError, match="the last 100 epochs, up to epoch 99, did not fill a batch of 6"
+        ),
+    ):
         next(coordinator["train"])
