@@ -1,0 +1,79 @@
+"""What a run has left behind: processes, threads, and names in shared memory. Reads /proc."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TypeVar
+
+MARK = "EXACTNESS_RUN"
+"""The variable that all processes of a run have, whoever their parent is by now."""
+ENDED_S = 5.0
+"""How long something may take to end by itself."""
+SHARED = Path("/dev/shm")
+STANDARD = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Python's own helpers, which end with their process."""
+
+_T = TypeVar("_T", bound=Collection[object])
+
+
+def processes(mark: str) -> set[int]:
+    """Living processes of a run, without this one."""
+    wanted = f"{MARK}={mark}".encode()
+    return {
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if int(path.name) != os.getpid()
+        and wanted in _read(path / "environ").split(b"\0")
+        and not any(name.encode() in _read(path / "cmdline") for name in STANDARD)
+    }
+
+
+def threads(before: Collection[threading.Thread]) -> list[str]:
+    """Threads that have not ended."""
+    since = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in since:
+        thread.join(ENDED_S)
+    return [thread.name for thread in since if thread.is_alive()]
+
+
+def names() -> set[str]:
+    """What is in shared memory, whoever made it."""
+    return {path.name for path in SHARED.iterdir()}
+
+
+def unused(new: Collection[str]) -> set[str]:
+    """Those of these names that nobody on this machine has mapped or open."""
+    return {name for name in new if (SHARED / name).exists()} - _used()
+
+
+def _used() -> set[str]:
+    used: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        maps = _read(process / "maps").decode(errors="replace")
+        used.update(re.findall(rf"{SHARED}/([^\s/]+)", maps))
+        try:
+            opened = [os.readlink(path) for path in (process / "fd").iterdir()]
+        except OSError:
+            continue
+        used.update(Path(path).name for path in opened if path.startswith(f"{SHARED}/"))
+    return used
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # It has ended.
+
+
+def settled(look: Callable[[], _T]) -> _T:
+    """What is still there after some time, or nothing as soon as there is nothing."""
+    until = time.monotonic() + ENDED_S
+    while (there := look()) and time.monotonic() < until:
+        threading.Event().wait(0.05)  # Nobody tells of the end of a process that is not a child.
+    return there
