@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +54,12 @@ def ask(loader: str, questions: Sequence[str], limit_s: float) -> Column | None:
             print(f"{loader} is left out: {error} is not installed", file=sys.stderr)
             return None
         answers = {}
-        for name in questions:
-            answers[name] = QUESTIONS[name](asker)
-            print(f"{loader}: {name}: {answers[name]}", file=sys.stderr, flush=True)
+        with closing(asker):
+            for name in questions:
+                began = time.monotonic()
+                answers[name] = QUESTIONS[name](asker)
+                took = f"{time.monotonic() - began:.0f} s"
+                print(f"{loader}: {name}: {answers[name]} ({took})", file=sys.stderr, flush=True)
     return Column(name=asker.about.name, version=asker.about.version, answers=answers)
 
 

@@ -10,14 +10,12 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from exactness import left
 from exactness.child import Task
 from exactness.judge import Batch, Ran
 from exactness.loader import Fault
@@ -46,19 +44,20 @@ class Asker:
     def __init__(self, loader: str, folder: Path, limit_s: float) -> None:
         self.loader, self._folder, self._limit_s = loader, folder, limit_s
         self.data, self.other = folder / "data", folder / "other"
+        self._servers = [_Server(loader)]
+        if "missing" in self._servers[0].told:
+            raise Missing(self._servers[0].told["missing"])
+        self.about = About(**self._servers[0].told)
         for made in (self.data, self.other):
             made.mkdir(parents=True)
-        command = ["describe", loader, f"{self.data}:{self.other}", str(RECORDS)]
-        done = subprocess.run(
-            [sys.executable, "-m", "exactness.child", *command],
-            capture_output=True, text=True, timeout=2 * limit_s,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"{loader} cannot be asked:\n{done.stderr[-4000:]}")
-        told = json.loads(done.stdout.splitlines()[-1])
-        if "missing" in told:
-            raise Missing(told["missing"])
-        self.about = About(**told)
+            asked = self._asked({"prepare": str(made), "records": RECORDS}, {})
+            if code := self._servers[0].ask(asked)()["code"]:
+                raise RuntimeError(f"{loader} wrote no files, {code}: {_read(asked['log'])}")
+
+    def close(self) -> None:
+        """End what runs it."""
+        for server in self._servers:
+            server.close()
 
     @cached_property
     def reference(self) -> list[Batch]:
@@ -74,23 +73,30 @@ class Asker:
 
     def run(self, fault: Fault | None = None, **task: Any) -> Ran:
         """One rank."""
-        return self.ranks(1, fault, [task])[0]
+        return self.ranks(fault, [task])[0]
 
-    def ranks(self, ranks: int, fault: Fault | None, tasks: list[dict[str, Any]]) -> list[Ran]:
-        """As many ranks at once."""
+    def ranks(self, fault: Fault | None, tasks: list[dict[str, Any]]) -> list[Ran]:
+        """As many ranks at once as there are tasks."""
         port = _free_port()
-        with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
+        while len(self._servers) < len(tasks):
+            self._servers.append(_Server(self.loader))
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
             started = []
             for rank, task in enumerate(tasks):
                 env = {
-                    "TMPDIR": scratch, "RANK": str(rank), "WORLD_SIZE": str(ranks),
-                    "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
+                    "TMPDIR": scratch, "RANK": str(rank), "WORLD_SIZE": str(len(tasks)),
+                    "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(len(tasks)),
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                     **(fault.tell() if fault else {}),
                 }  # fmt: skip
-                given = {"rank": rank, "ranks": ranks, **task.pop("given", {})}
-                started.append(_Started(self._task(given, **task), env, self._limit_s))
-            return [one.end() for one in started]
+                given = {"rank": rank, "ranks": len(tasks), **task.pop("given", {})}
+                told = self._task(given, **task)
+                asked = self._asked({"task": asdict(told)}, env)
+                started.append((told, self._servers[rank].ask(asked), asked["log"]))
+            return [_ran(Path(told.out), answer(), log) for told, answer, log in started]
+
+    def _asked(self, what: dict[str, Any], env: dict[str, str]) -> dict[str, Any]:
+        return {**what, "env": env, "log": f"{self.path()}.log", "limit_s": self._limit_s}
 
     def _task(self, given: dict[str, Any], **task: Any) -> Task:
         given = {
@@ -100,64 +106,58 @@ class Asker:
         return Task(loader=self.loader, out=self.path(), given=given, **task)
 
 
-class _Started:
-    """A process that runs a task."""
+class _Server:
+    """`exactness.server`, a process."""
 
-    def __init__(self, task: Task, env: dict[str, str], limit_s: float) -> None:
-        self._task, self._limit_s = task, limit_s
-        self._mark, self._before = uuid.uuid4().hex, left.names()
-        self._log = Path(f"{task.out}.log")
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "exactness.child", json.dumps(asdict(task))],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **env, left.MARK: self._mark},
-            )  # fmt: skip
+    def __init__(self, loader: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "exactness.server", loader], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self.told = self._answer()
 
-    def end(self) -> Ran:
-        """Wait for its end, and clear away what it leaves."""
-        try:
-            code: int | None = self._process.wait(self._limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-            self._process.kill()
-            self._process.wait()
-        ran = self._told(code)
-        # Only what it leaves by itself is a leak: here its trainer was not killed from outside.
-        there = left.settled(lambda: left.processes(self._mark)) if code is not None else set()
-        ran.orphans = len(there)
-        for number in left.processes(self._mark):
-            with _gone():
-                os.kill(number, signal.SIGKILL)
-        left.settled(lambda: left.processes(self._mark))
-        remaining = left.unused(left.names() - self._before)
-        ran.memory = len(remaining)
-        return ran
+    def ask(self, asked: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+        """Begin a run; returns what waits for its answer."""
+        assert self._process.stdin is not None
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        return self._answer
 
-    def _told(self, code: int | None) -> Ran:
-        ran = Ran(end={None: "hung", 0: "done", -signal.SIGKILL: "killed"}.get(code, "died"))
-        if ran.end == "died":
-            ran.text = f"exit status {code}"
-        out = Path(self._task.out)
-        for line in out.read_text().splitlines() if out.exists() else ():
-            match json.loads(line):
-                case {"batch": numbers, "epoch": epoch}:
-                    ran.batches.append((epoch, tuple(numbers)))
-                case {"other": numbers, "epoch": epoch}:
-                    ran.other.append((epoch, tuple(numbers)))
-                case {"error": error, "text": text}:
-                    ran.end, ran.error, ran.text = "refused", error, text
-                case {"processes": processes, "threads": threads}:
-                    ran.processes, ran.threads = processes, threads
-        return ran
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
 
 
-@contextmanager
-def _gone() -> Iterator[None]:
-    try:
-        yield
-    except ProcessLookupError:
-        pass
+def _ran(out: Path, answer: dict[str, Any], log: str) -> Ran:
+    ends = {None: "hung", 0: "done", -signal.SIGKILL: "killed"}
+    code = answer["code"]
+    ran = Ran(end=ends.get(code, "died"), orphans=answer["orphans"], memory=len(answer["memory"]))
+    if ran.end == "died":
+        ran.text = f"exit status {code}: {_read(log)}"
+    for line in out.read_text().splitlines() if out.exists() else ():
+        match json.loads(line):
+            case {"batch": numbers, "epoch": epoch}:
+                ran.batches.append((epoch, tuple(numbers)))
+            case {"other": numbers, "epoch": epoch}:
+                ran.other.append((epoch, tuple(numbers)))
+            case {"error": error, "text": text}:
+                ran.end, ran.error, ran.text = "refused", error, text
+            case {"processes": processes, "threads": threads}:
+                ran.processes, ran.threads = processes, threads
+    return ran
+
+
+def _read(log: str) -> str:
+    return Path(log).read_text(errors="replace")[-1000:]
 
 
 def _free_port() -> int:

@@ -7,11 +7,9 @@ what is left after the end.
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import json
 import os
 import signal
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,44 +98,19 @@ class Run:
 
 def run(task: Task) -> None:
     """Do it. Whatever is raised is told, and no more than that."""
+    if FAULT in os.environ:
+        os.environ[FAULT] = json.dumps({**json.loads(os.environ[FAULT]), "trainer": os.getpid()})
     with Path(task.out).open("a") as out:
         try:
-            found(task.loader)
             before = threading.enumerate()
             made = Run(task, out)
             made.go()
             del made
             gc.collect()
-            there = left.settled(lambda: left.processes(os.environ[left.MARK]))
+            there = left.settled(lambda: left.processes(os.getpid()))
             told = {"processes": len(there), "threads": left.threads(before)}
             print(json.dumps(told), file=out, flush=True)
         except BaseException as error:
             failed = {"error": type(error).__name__, "text": str(error)}
             print(json.dumps(failed), file=out, flush=True)
             raise
-
-
-def describe(name: str, folders: list[str], records: int) -> None:
-    """Write the files of a loader, and say what it is; or which package it lacks."""
-    try:
-        loader = found(name)
-    except ModuleNotFoundError as error:
-        print(json.dumps({"missing": error.name}))
-        return
-    for folder in folders:
-        loader.prepare(Path(folder), range(records))
-    version = importlib.metadata.version(loader.package)
-    print(json.dumps({
-        "name": loader.name, "version": f"{loader.package} {version}", "state": loader.state,
-        "offers": sorted(loader.offers),
-    }))  # fmt: skip
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "describe":
-        describe(sys.argv[2], sys.argv[3].split(":"), int(sys.argv[4]))
-    else:
-        if FAULT in os.environ:
-            os.environ[FAULT] = json.dumps({**json.loads(os.environ[FAULT]), "trainer": os.getpid()})
-        # Worker processes that import this file again find the classes by the module's own name.
-        run(Task(**json.loads(sys.argv[1])))

@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
-MARK = "EXACTNESS_RUN"
-"""The variable that all processes of a run have, whoever their parent is by now."""
 ENDED_S = 5.0
 """How long something may take to end by itself."""
 SHARED = Path("/dev/shm")
@@ -21,16 +19,21 @@ STANDARD = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _T = TypeVar("_T", bound=Collection[object])
 
 
-def processes(mark: str) -> set[int]:
-    """Living processes of a run, without this one."""
-    wanted = f"{MARK}={mark}".encode()
-    return {
-        int(path.name)
-        for path in Path("/proc").glob("[0-9]*")
-        if int(path.name) != os.getpid()
-        and wanted in _read(path / "environ").split(b"\0")
-        and not any(name.encode() in _read(path / "cmdline") for name in STANDARD)
-    }
+def processes(ancestor: int) -> set[int]:
+    """Living processes below one, which is not among them."""
+    below: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        # The name of a process may have any characters but it ends with the last parenthesis.
+        state, parent = _read(path / "stat").rpartition(b")")[2].split()[:2] or (b"Z", b"0")
+        is_helper = any(name.encode() in _read(path / "cmdline") for name in STANDARD)
+        if state != b"Z" and not is_helper:
+            below.setdefault(int(parent), []).append(int(path.name))
+    found, ahead = set[int](), [ancestor]
+    while ahead:
+        children = below.get(ahead.pop(), [])
+        found.update(children)
+        ahead.extend(children)
+    return found
 
 
 def threads(before: Collection[threading.Thread]) -> list[str]:

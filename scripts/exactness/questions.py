@@ -119,11 +119,11 @@ def _other_ranks(asker: Asker, before: int, then: int) -> str:
     saved = [asker.path() for _ in range(before)]
     took = 2
     tasks = [{"save": one, "save_after": took, "kill_after": took} for one in saved]
-    first = asker.ranks(before, None, tasks)
+    first = asker.ranks(None, tasks)
     for ran in first:
         if ran.end != "killed":
             return ended(ran) or "ended before its kill"
-    rest = asker.ranks(then, None, [{"load": saved[0], "epochs": 1} for _ in range(then)])
+    rest = asker.ranks(None, [{"load": saved[0], "epochs": 1} for _ in range(then)])
     for ran in rest:
         if told := ended(ran):
             return told
