@@ -8,8 +8,8 @@ import webdataset as wds
 from exactness.loader import Base, Given, read
 
 
-def look(sample: tuple[bytes]) -> int:
-    return read(int(sample[0]))
+def look(sample: tuple[bytes]) -> tuple[int]:
+    return (read(int(sample[0])),)
 
 
 class Loader(Base):
@@ -36,5 +36,5 @@ class Loader(Base):
             .map(look, handler=handler)
             .batched(given.batch_size)
         )
-        for batch in wds.WebLoader(data, batch_size=None, num_workers=given.workers):
-            yield [int(number) for number in batch]
+        for (batch,) in wds.WebLoader(data, batch_size=None, num_workers=given.workers):
+            yield batch.tolist()
