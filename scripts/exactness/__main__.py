@@ -45,14 +45,13 @@ class Column:
     answers: Mapping[str, str]
 
 
-def ask(loader: str, questions: Sequence[str], limit_s: float) -> Column | None:
-    """Ask one loader; None if it is not installed."""
+def ask(loader: str, questions: Sequence[str], limit_s: float) -> Column | Missing:
+    """Ask one loader, if it is installed."""
     with tempfile.TemporaryDirectory(prefix="exactness-", ignore_cleanup_errors=True) as folder:
         try:
             asker = Asker(loader, Path(folder) / "files", limit_s)
         except Missing as error:
-            print(f"{loader} is left out: {error} is not installed", file=sys.stderr)
-            return None
+            return error
         answers = {}
         with closing(asker):
             for name in questions:
@@ -90,12 +89,16 @@ def main() -> None:
     began = time.monotonic()
     with ThreadPoolExecutor(given.jobs) as pool:
         asked = pool.map(lambda loader: ask(loader, given.questions, given.limit), given.loaders)
-        columns = [column for column in asked if column]
+        told = dict(zip(given.loaders, asked, strict=True))
+    columns = [one for one in told.values() if isinstance(one, Column)]
     print(table(columns, given.questions))
     python = ".".join(map(str, sys.version_info[:3]))
     versions = ", ".join(dict.fromkeys([f"Python {python}", *(one.version for one in columns)]))
     minutes = (time.monotonic() - began) / 60
     print(f"\n{datetime.date.today()}, {versions}; {minutes:.0f} minutes")
+    for loader, one in told.items():
+        if isinstance(one, Missing):
+            print(f"{loader} is left out: {one} is not installed")
     if given.json:
         given.json.write_text(
             json.dumps({one.name: {"version": one.version, **one.answers} for one in columns})
