@@ -38,7 +38,7 @@ def records(batches: Iterable[Batch]) -> Counter[tuple[int, int]]:
 
 
 def compared(expected: Sequence[Batch], got: Sequence[Batch], *, order: bool = True) -> str:
-    """"exact", or what is lost, repeated or moved."""
+    """What is lost, repeated or moved; otherwise "exact"."""
     wanted, found = records(expected), records(got)
     lost, repeated = (wanted - found).total(), (found - wanted).total()
     told = [f"lost {lost}"] * bool(lost) + [f"repeated {repeated}"] * bool(repeated)
@@ -65,7 +65,7 @@ def judged(ran: Ran, expected: Sequence[Batch], *, order: bool = True) -> str:
 
 
 def left_behind(ran: Ran) -> str:
-    """"clean", or what a run has left behind."""
+    """What a run has left behind; otherwise "clean"."""
     counts = {
         ("process", "processes"): max(ran.processes, ran.orphans),
         ("thread", "threads"): len(ran.threads),

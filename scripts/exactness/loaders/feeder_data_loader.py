@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-from exactness.loader import Given, Records
 from torch.utils.data.distributed import DistributedSampler
 
+from exactness.loader import Given, Records
 from exactness.loaders import data_loader
 from feeder.adapters.torch import DataLoader
 
