@@ -9,7 +9,7 @@ leaked: what the loader has left behind; otherwise clean
 not supported: its documents offer no such thing
 
 A loader is a file of scripts/exactness/loaders; --loaders takes other modules, too. A loader that
-is not installed is left out, and named.
+cannot be asked, such as one that is not installed, is left out, and named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from exactness.asker import Asker, Missing
+from exactness.asker import Asker, LeftOut
 from exactness.questions import QUESTIONS
 
 LOADERS = sorted(
@@ -45,20 +45,21 @@ class Column:
     answers: Mapping[str, str]
 
 
-def ask(loader: str, questions: Sequence[str], limit_s: float) -> Column | Missing:
-    """Ask one loader, if it is installed."""
+def ask(loader: str, questions: Sequence[str], limit_s: float) -> Column | LeftOut:
+    """Ask one loader, if it can be asked."""
     with tempfile.TemporaryDirectory(prefix="exactness-", ignore_cleanup_errors=True) as folder:
-        try:
-            asker = Asker(loader, Path(folder) / "files", limit_s)
-        except Missing as error:
-            return error
         answers = {}
-        with closing(asker):
-            for name in questions:
-                began = time.monotonic()
-                answers[name] = QUESTIONS[name](asker)
-                took = f"{time.monotonic() - began:.0f} s"
-                print(f"{loader}: {name}: {answers[name]} ({took})", file=sys.stderr, flush=True)
+        try:
+            with closing(Asker(loader, Path(folder) / "files", limit_s)) as asker:
+                for name in questions:
+                    began = time.monotonic()
+                    answers[name] = QUESTIONS[name](asker)
+                    took = f"{time.monotonic() - began:.0f} s"
+                    print(
+                        f"{loader}: {name}: {answers[name]} ({took})", file=sys.stderr, flush=True
+                    )
+        except LeftOut as why:
+            return why
     return Column(name=asker.about.name, version=asker.about.version, answers=answers)
 
 
@@ -97,8 +98,8 @@ def main() -> None:
     minutes = (time.monotonic() - began) / 60
     print(f"\n{datetime.date.today()}, {versions}; {minutes:.0f} minutes")
     for loader, one in told.items():
-        if isinstance(one, Missing):
-            print(f"{loader} is left out: {one} is not installed")
+        if isinstance(one, LeftOut):
+            print(f"{loader} is left out: {one}")
     if given.json:
         given.json.write_text(
             json.dumps({one.name: {"version": one.version, **one.answers} for one in columns})

@@ -34,8 +34,8 @@ class About:
     offers: list[str]
 
 
-class Missing(Exception):
-    """A package that is not installed."""
+class LeftOut(Exception):
+    """Why a loader cannot be asked."""
 
 
 class Asker:
@@ -46,13 +46,13 @@ class Asker:
         self.data, self.other = folder / "data", folder / "other"
         self._servers = [_Server(loader)]
         if "missing" in self._servers[0].told:
-            raise Missing(self._servers[0].told["missing"])
+            raise LeftOut(f"{self._servers[0].told['missing']} is not installed")
         self.about = About(**self._servers[0].told)
         for made in (self.data, self.other):
             made.mkdir(parents=True)
             asked = self._asked({"prepare": str(made), "records": RECORDS}, {})
             if code := self._servers[0].ask(asked)()["code"]:
-                raise RuntimeError(f"{loader} wrote no files, {code}: {_read(asked['log'])}")
+                raise LeftOut(f"it wrote no files, {code}: {_read(asked['log'])}")
 
     def close(self) -> None:
         """End what runs it."""
@@ -64,7 +64,7 @@ class Asker:
         """Two epochs without a fault."""
         ran = self.run()
         if ran.end != "done":
-            raise RuntimeError(f"{self.loader} does not read: {ran.end} {ran.error} {ran.text}")
+            raise LeftOut(f"it does not read: {ran.end} {ran.error} {ran.text}")
         return ran.batches
 
     def path(self) -> str:
@@ -127,7 +127,7 @@ class _Server:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
+            raise LeftOut(f"{self._process.args!r} ended with {self._process.wait()}")
         return json.loads(line)
 
     def close(self) -> None:
@@ -142,7 +142,8 @@ def _ran(out: Path, answer: dict[str, Any], log: str) -> Ran:
     code = answer["code"]
     ran = Ran(end=ends.get(code, "died"), orphans=answer["orphans"], memory=len(answer["memory"]))
     if ran.end == "died":
-        ran.text = f"exit status {code}: {_read(log)}"
+        ran.text = f"exit status {code}"
+        print(_read(log), file=sys.stderr)
     for line in out.read_text().splitlines() if out.exists() else ():
         match json.loads(line):
             case {"batch": numbers, "epoch": epoch}:

@@ -44,8 +44,8 @@ class Base:
     state = False
     """Whether its documents offer a state in the middle of an epoch: `save` and `load`."""
     offers: frozenset[str] = frozenset()
-    """What its documents offer, too: "skip" leaves out records that fail, with "ranks" a state can be
-    loaded by another number of ranks."""
+    """What its documents offer, too: "skip" leaves out records that fail, with "ranks" another
+    number of ranks can load a state."""
 
     def __init__(self, given: Given) -> None:
         raise NotImplementedError

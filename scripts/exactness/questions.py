@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from exactness.asker import BATCHES, WORKERS, Asker
@@ -180,6 +181,8 @@ def raised(asker: Asker) -> str:
         return f"read on; {compared(asker.reference, ran.batches)}"
     if ran.end != "refused":
         return ended(ran) or ""
+    if not Path(saved).exists():  # The error came before the batches that it was behind.
+        return judged(asker.run(), asker.reference)
     return judged(asker.run(load=saved), asker.reference[after:])
 
 

@@ -57,7 +57,7 @@ def test_what_it_does_not_offer_is_told(answers: Any) -> None:
         ("repeats", "repeated 8"),
         ("moves", "moved"),
         ("refuses", "refused: LookupError"),
-        ("dies", "died: exit status 3: "),
+        ("dies", "died: exit status 3"),
     ],
 )
 def test_a_fault_after_a_resume_is_told(answers: Any, pretended: str, answer: str) -> None:
