@@ -52,12 +52,8 @@ def ask(loader: str, questions: Sequence[str], limit_s: float) -> Column | LeftO
         try:
             with closing(Asker(loader, Path(folder) / "files", limit_s)) as asker:
                 for name in questions:
-                    began = time.monotonic()
                     answers[name] = QUESTIONS[name](asker)
-                    took = f"{time.monotonic() - began:.0f} s"
-                    print(
-                        f"{loader}: {name}: {answers[name]} ({took})", file=sys.stderr, flush=True
-                    )
+                    print(f"{loader}: {name}: {answers[name]}", file=sys.stderr)
         except LeftOut as why:
             return why
     return Column(name=asker.about.name, version=asker.about.version, answers=answers)
