@@ -51,7 +51,8 @@ def names() -> set[str]:
 
 def unused(new: Collection[str]) -> set[str]:
     """Those of these names that nobody on this machine has mapped or open."""
-    return {name for name in new if (SHARED / name).exists()} - _used()
+    there = {name for name in new if (SHARED / name).exists()}
+    return there and there - _used()
 
 
 def _used() -> set[str]:

@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,8 @@ def main(name: str) -> None:
         asked = json.loads(line)
         names = left.names()
         told = _end(_forked(asked, work), asked["limit_s"])
-        new = left.names() - names
-        print(json.dumps({**told, "memory": sorted(left.unused(new)) if new else []}), flush=True)
+        memory = left.settled(partial(left.unused, left.names() - names))
+        print(json.dumps({**told, "memory": sorted(memory)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Loader(Base):
     def __init__(self, given: Given) -> None:
         if given.ranks > 1:
             torch.distributed.init_process_group("gloo")
-        data = Numbers(str(given.folder), shuffle=True, seed=given.seed)
+        data = Numbers(str(given.folder), shuffle=True, seed=given.seed, drop_last=True)
         self.loader = StreamingDataLoader(
             data, batch_size=given.batch_size, num_workers=given.workers
         )
