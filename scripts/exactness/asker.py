@@ -12,10 +12,11 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from exactness import left
 from exactness.child import Task
 from exactness.judge import Batch, Ran
 from exactness.loader import Fault
@@ -140,7 +141,7 @@ class _Server:
 def _ran(out: Path, answer: dict[str, Any], log: str) -> Ran:
     ends = {None: "hung", 0: "done", -signal.SIGKILL: "killed"}
     code = answer["code"]
-    ran = Ran(end=ends.get(code, "died"), orphans=answer["orphans"], memory=len(answer["memory"]))
+    ran = Ran(end=ends.get(code, "died"), orphans=answer["orphans"])
     if ran.end == "died":
         ran.text = f"exit status {code}"
         print(_read(log), file=sys.stderr)
@@ -150,6 +151,8 @@ def _ran(out: Path, answer: dict[str, Any], log: str) -> Ran:
                 ran.batches.append((epoch, tuple(numbers)))
             case {"other": numbers, "epoch": epoch}:
                 ran.other.append((epoch, tuple(numbers)))
+            case {"memory": memory}:
+                ran.memory = len(left.settled(partial(left.unused, memory)))
             case {"error": error, "text": text}:
                 ran.end, ran.error, ran.text = "refused", error, text
             case {"processes": processes, "threads": threads}:

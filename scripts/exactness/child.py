@@ -68,7 +68,8 @@ class Run:
             self._read(epoch)
             if task.save_behind and epoch == task.start:
                 self._loader.save(Path(task.save))
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._die()
+        self._tell_memory()
         for loader in filter(None, (self._loader, self._second)):
             loader.close()
 
@@ -90,7 +91,16 @@ class Run:
                 threading.Event().wait(IDLE_S)
             self._loader.save(Path(self._task.save))
         if self._batches == self._task.kill_after:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._die()
+
+    def _die(self) -> None:
+        self._tell_memory()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _tell_memory(self) -> None:
+        """Names in shared memory that are to be gone when the run has ended."""
+        run = {os.getpid(), *left.processes(os.getpid())}
+        self._tell(memory=sorted(left.held(run)))
 
     def _tell(self, **what: Any) -> None:
         print(json.dumps(what), file=self._out, flush=True)

@@ -44,28 +44,26 @@ def threads(before: Collection[threading.Thread]) -> list[str]:
     return [thread.name for thread in since if thread.is_alive()]
 
 
-def names() -> set[str]:
-    """What is in shared memory, whoever made it."""
-    return {path.name for path in SHARED.iterdir()}
-
-
-def unused(new: Collection[str]) -> set[str]:
-    """Those of these names that nobody on this machine has mapped or open."""
-    there = {name for name in new if (SHARED / name).exists()}
-    return there and there - _used()
-
-
-def _used() -> set[str]:
-    used: set[str] = set()
-    for process in Path("/proc").glob("[0-9]*"):
+def held(numbers: Collection[int]) -> set[str]:
+    """Names in shared memory that these processes have mapped or open."""
+    found: set[str] = set()
+    for number in numbers:
+        process = Path(f"/proc/{number}")
         maps = _read(process / "maps").decode(errors="replace")
-        used.update(re.findall(rf"{SHARED}/([^\s/]+)", maps))
+        found.update(re.findall(rf"{SHARED}/([^\s/]+)", maps))
         try:
             opened = [os.readlink(path) for path in (process / "fd").iterdir()]
         except OSError:
-            continue
-        used.update(Path(path).name for path in opened if path.startswith(f"{SHARED}/"))
-    return used
+            continue  # It has ended.
+        found.update(Path(path).name for path in opened if path.startswith(f"{SHARED}/"))
+    return {name for name in found if (SHARED / name).exists()}
+
+
+def unused(names: Collection[str]) -> set[str]:
+    """Those of these names that are there, and that no process has mapped or open."""
+    there = {name for name in names if (SHARED / name).exists()}
+    everyone = [int(path.name) for path in Path("/proc").glob("[0-9]*")] if there else []
+    return there - held(everyone)
 
 
 def _read(path: Path) -> bytes:

@@ -14,7 +14,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +99,7 @@ def main(name: str) -> None:
 
     for line in sys.stdin:
         asked = json.loads(line)
-        names = left.names()
-        told = _end(_forked(asked, work), asked["limit_s"])
-        memory = left.settled(partial(left.unused, left.names() - names))
-        print(json.dumps({**told, "memory": sorted(memory)}), flush=True)
+        print(json.dumps(_end(_forked(asked, work), asked["limit_s"])), flush=True)
 
 
 if __name__ == "__main__":
