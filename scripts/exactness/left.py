@@ -20,20 +20,22 @@ _T = TypeVar("_T", bound=Collection[object])
 
 
 def processes(ancestor: int) -> set[int]:
-    """Living processes below one, which is not among them."""
+    """Living processes below one, but for Python's own helpers."""
     below: dict[int, list[int]] = {}
+    helpers: set[int] = set()
     for path in Path("/proc").glob("[0-9]*"):
         # The name of a process may have any characters but it ends with the last parenthesis.
         state, parent = _read(path / "stat").rpartition(b")")[2].split()[:2] or (b"Z", b"0")
-        is_helper = any(name.encode() in _read(path / "cmdline") for name in STANDARD)
-        if state != b"Z" and not is_helper:
+        if state != b"Z":
             below.setdefault(int(parent), []).append(int(path.name))
+        if any(name.encode() in _read(path / "cmdline") for name in STANDARD):
+            helpers.add(int(path.name))  # Its children are workers, all the same.
     found, ahead = set[int](), [ancestor]
     while ahead:
         children = below.get(ahead.pop(), [])
         found.update(children)
         ahead.extend(children)
-    return found
+    return found - helpers
 
 
 def threads(before: Collection[threading.Thread]) -> list[str]:
