@@ -251,6 +251,7 @@ def test_the_log_tells_the_history(tmp_path: Path, capsys: Any) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.served  # for its CPU
 @pytest.mark.parametrize("mode", ["drop", "stop", "repeat"])
 def test_twenty_edits_of_six_sources_by_uneven_weights_are_a_small_position(mode: Any) -> None:
     def source(number: int) -> Any:
