@@ -130,8 +130,9 @@ def check_command(words: list[str]) -> None:
     elif name.startswith("scripts/"):
         assert os.access(ROOT / name, os.X_OK), f"there is no {name}"
         if name == "scripts/bench" and arguments:
-            bench = ROOT / f"scripts/benchmarks/{arguments[0]}.py"
-            assert bench.exists(), f"there is no bench {arguments[0]!r}"
+            bench = arguments[0]
+            folders = ROOT / f"scripts/benchmarks/{bench}.py", ROOT / f"scripts/{bench}/__main__.py"
+            assert any(path.exists() for path in folders), f"there is no bench {bench!r}"
     else:
         assert name in TOOLS or shutil.which(name), f"there is no command {name!r}"
 

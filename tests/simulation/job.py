@@ -644,7 +644,7 @@ class Job:
                 )
 
     def _check_stored(self, server: ServerProcess) -> None:
-        place = server.group.low_watermark._place
+        place = server.group.low_watermark.place
         if place is None:
             return
         step = place.step
