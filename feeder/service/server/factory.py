@@ -57,7 +57,7 @@ class FeedFactory:
         # What edits have changed since the server began, and what positions were before each.
         self._change = Change()
         self._former: list[Positions] = []
-        # Why nobody can begin without a position, once an edit has changed the size of batches.
+        # Why nobody can begin at the start, once an edit has changed the size of batches.
         self._no_start = ""
         self.origin: Resume | None = None
         """Where consumers without a position begin; None for the start of the feed."""
@@ -154,11 +154,10 @@ class FeedFactory:
         self._former.append(former)
         self._change = change
         try:
-            at = place_in(owner, former, self.origin or self._start())
+            place_in(owner, former, self._start())
+            self.origin = self.origin and place_in(owner, former, self.origin)
         except ResumeError as error:
-            self._no_start = str(error)
-        else:
-            self.origin = self.origin and at
+            self.origin, self._no_start = None, str(error)
 
     def was(self, former: Positions) -> bool:
         """Whether positions were those of the feed before an edit."""
@@ -191,9 +190,9 @@ class FeedFactory:
             )
             self.positions.tell_of_dealing(found.cut)
             return self.positions.deal(found, skip=skip)
-        if self._no_start:
-            raise ResumeError(self._no_start)
         found_at = None if rejoins else self.origin
+        if self._no_start and found_at is None:
+            raise ResumeError(self._no_start)
         if not skip:
             return found_at
         return self.positions.deal(found_at or self._start(), skip=skip)

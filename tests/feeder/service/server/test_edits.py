@@ -469,6 +469,23 @@ def test_a_stored_position_has_the_edit() -> None:
     assert came == [wanted[first + i] for i in range(20)]
 
 
+def test_after_an_edit_of_the_size_who_has_no_position_begins_where_the_server_does() -> None:
+    """Though the start of the feed cannot be had again."""
+
+    def make() -> Any:
+        return feed(mixed(web=7, code=3))
+
+    with serving(make) as server, reading(server, credit=1) as consumer:
+        next(consumer)
+        step = edit(server, batch_size=6)
+        list(islice(consumer, 4))
+        position = bytes(consumer.snapshot())
+    with serving(make, resume=position) as server, reading(server) as consumer:
+        batch = next(consumer)
+        assert (batch.step, len(batch["x"])) == (5, 6)
+    assert step < 5
+
+
 def test_a_factory_that_makes_another_feed_after_an_edit_is_told_so() -> None:
     sizes = [60, 61]
 
