@@ -486,6 +486,61 @@ def test_after_an_edit_of_the_size_who_has_no_position_begins_where_the_server_d
     assert step < 5
 
 
+@pytest.mark.parametrize("more", range(4))
+def test_a_position_before_the_step_of_an_edit_has_it(more: int) -> None:
+    """Also if its consumer has batches at hand that were sent before: so the edit is not lost where
+    a job starts from there with the feed call of before."""
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=4)) for i in range(2)]
+        wait_until(lambda: [one.sent for one in server.group.membership.members] == [4, 4])
+        next(both[0]), next(both[1])
+        step = edit(server, web=1, code=1)
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        for _ in range(more):
+            next(both[0]), next(both[1])
+        states = [one.state_dict() for one in both]
+    for state in states:
+        (found,) = Snapshot.from_bytes(state["feeder"]).states
+        assert [one[3] for one in history_of(found.fingerprint)] == [step]
+    with serving(factory) as server, ExitStack() as stack:
+        both = [
+            stack.enter_context(reading(server, queue=i, resume=states[i])) for i in range(2)
+        ]
+        came = {batch.step: batch["x"].tolist() for one in both for batch in islice(one, 8)}
+    assert step >= 2 * more + 2
+    wanted = in_process(step)
+    assert came == {i: wanted[i] for i in range(2 * more + 2, 2 * more + 18)}
+
+
+def test_a_position_before_an_edit_of_the_size_is_one_of_the_run_before() -> None:
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
+        wait_until(lambda: [one.sent for one in server.group.membership.members] == [2, 2])
+        edit(server, batch_size=3)
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        edits = []
+        for _ in range(3):
+            next(both[0]), next(both[1])
+            (state,) = Snapshot.from_bytes(both[0].state_dict()["feeder"]).states
+            edits.append(len(history_of(state.fingerprint)))
+    assert edits == [0, 1, 1]
+
+
+def test_a_transcript_goes_on_from_a_position_before_the_step_of_an_edit(tmp_path: Path) -> None:
+    with serving(lambda: feed(mixed(web=7, code=3))) as server:
+        with reading(server, credit=4, transcript=tmp_path) as consumer:
+            wait_until(lambda: server.group.membership.members[0].sent == 4)
+            next(consumer)
+            step = edit(server, web=1, code=1)
+            wait_until(lambda: consumer._loop.inbox.num_opened == 2)
+            next(consumer)
+            state = consumer.state_dict()
+            next(consumer)
+        with reading(server, resume=state, transcript=tmp_path) as consumer:
+            assert next(consumer).step == 2 < step
+            assert len(list(consumer)) == 27
+
+
 def test_a_factory_that_makes_another_feed_after_an_edit_is_told_so() -> None:
     sizes = [60, 61]
 
