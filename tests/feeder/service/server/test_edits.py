@@ -360,16 +360,81 @@ def test_a_server_that_begins_anew_takes_the_edit_from_a_position(restarts: str)
     assert came == in_process(step)
 
 
-def test_a_consumer_that_starts_with_the_older_history_is_refused_by_name() -> None:
+def new_factory(**settings: Any) -> Any:
+    return feed(mixed(web=1, code=1), devices=2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "order"),
+    [
+        (factory, (0, 1)),
+        (factory, (1, 0)),
+        (new_factory, (0, 1)),
+        (lambda: new_factory(edit="because"), (0, 1)),
+    ],
+    ids=["old", "old, shorter first", "new", "new with edit="],
+)
+def test_trainers_start_together_of_which_one_has_saved_before_the_edit(
+    make: Any, order: tuple[int, ...]
+) -> None:
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=4)) for i in range(2)]
+        wait_until(lambda: [one.sent for one in server.group.membership.members] == [4, 4])
+        next(both[0]), next(both[1])
+        old = both[1].state_dict()
+        step = edit(server, web=1, code=1)
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        states = [both[0].state_dict(), old]
+    found = [Snapshot.from_bytes(state["feeder"]).states[0] for state in states]
+    assert [len(history_of(one.fingerprint)) for one in found] == [1, 0]
+    with serving(make) as server, ExitStack() as stack:
+        consumers = {
+            i: stack.enter_context(reading(server, queue=i, resume=states[i])) for i in order
+        }
+        came = {
+            batch.step: batch["x"].tolist()
+            for one in consumers.values() for batch in islice(one, 8)
+        }  # fmt: skip
+        assert len(history_of(server.group.feed.factory.positions.fingerprint)) == 1
+    wanted = in_process(step)
+    assert came == {i: wanted[i] for i in range(2, 18)}
+
+
+def test_a_consumer_that_starts_behind_an_edit_without_it_is_refused_by_name() -> None:
+    def state_at(num: int) -> Any:
+        with serving(factory) as server:
+            with reading(server, queue=0) as one, reading(server, queue=1) as other:
+                list(islice(one, num)), list(islice(other, num))
+                return one.state_dict()
+
+    old = state_at(8)
     with serving(factory) as server:
-        with reading(server, queue=0) as one, reading(server, queue=1) as other:
+        with (
+            reading(server, queue=0, credit=1) as one,
+            reading(server, queue=1, credit=1) as other,
+        ):
             next(one), next(other)
-            old = one.state_dict()
-            edit(server, web=1, code=1)
+            assert edit(server, web=1, code=1) < 14
             next(one), next(other)
-        told = r"0 edits.*1 edit: they have two histories"
+        told = r"0 edits.*edited at step \d+: they have two histories"
         with pytest.raises(feeder.ResumeError, match=told), reading(server, queue=0, resume=old):
             pass
+
+
+def test_who_starts_brings_no_edit_to_consumers_that_run() -> None:
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
+        next(both[0]), next(both[1])
+        edit(server, web=1, code=1)
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        edited = both[0].state_dict()
+    with serving(factory) as server, reading(server, queue=1) as other:
+        with reading(server, queue=0) as one:
+            next(one), next(other)
+        refused = pytest.raises(feeder.ResumeError, match="of another feed")
+        with refused, reading(server, queue=0, resume=edited):
+            pass
+        assert not history_of(server.group.feed.factory.positions.fingerprint)
 
 
 def test_a_consumer_of_another_history_is_refused_by_name() -> None:
