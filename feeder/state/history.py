@@ -259,10 +259,11 @@ def is_same_place(cut: Cut, then: Any, now: Any) -> bool:
     """Whether a place of a run is one of the run, too, that edits have made of it, by the histories
     alone: it is before the first edit that it lacks, and none of those changes the rows of a
     call."""
-    num = 0 if then is None else len(then[2])
-    edits = now[2][num:]
-    if not edits or [one[:5] for one in now[2][:num]] != [one[:5] for one in (then or now)[2][:num]]:
+    known, edits = [] if then is None else then[2], now[2]
+    begins = [one[:5] for one in edits[: len(known)]]
+    if len(edits) <= len(known) or begins != [one[:5] for one in known]:
         return False
+    edits = edits[len(known) :]
     epoch, call, _, step = edits[0][:4]
     # A call in which the edit lies has fewer rows from then on.
     left, at = cut.leftover, cut.position.epoch

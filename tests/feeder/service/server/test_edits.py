@@ -402,10 +402,13 @@ def test_trainers_start_together_of_which_one_has_saved_before_the_edit(
 
 def test_a_consumer_that_starts_behind_an_edit_without_it_is_refused_by_name() -> None:
     def state_at(num: int) -> Any:
-        with serving(factory) as server:
-            with reading(server, queue=0) as one, reading(server, queue=1) as other:
-                list(islice(one, num)), list(islice(other, num))
-                return one.state_dict()
+        with (
+            serving(factory) as server,
+            reading(server, queue=0) as one,
+            reading(server, queue=1) as other,
+        ):
+            list(islice(one, num)), list(islice(other, num))
+            return one.state_dict()
 
     old = state_at(8)
     with serving(factory) as server:
@@ -568,9 +571,7 @@ def test_a_position_before_the_step_of_an_edit_has_it(more: int) -> None:
         (found,) = Snapshot.from_bytes(state["feeder"]).states
         assert [one[3] for one in history_of(found.fingerprint)] == [step]
     with serving(factory) as server, ExitStack() as stack:
-        both = [
-            stack.enter_context(reading(server, queue=i, resume=states[i])) for i in range(2)
-        ]
+        both = [stack.enter_context(reading(server, queue=i, resume=states[i])) for i in range(2)]
         came = {batch.step: batch["x"].tolist() for one in both for batch in islice(one, 8)}
     assert step >= 2 * more + 2
     wanted = in_process(step)
