@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,12 @@ def edit_served(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
         )  # fmt: skip
     print(f"edited at step {step}")
+    if arguments.batch_size is not None or arguments.global_batch_size is not None:
+        print(
+            f"feeder: batches have another size from step {step} on, so positions before it do not "
+            "have the edit: a run that goes on from one needs the new size and edit=",
+            file=sys.stderr,
+        )
     return 0
 
 

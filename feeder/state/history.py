@@ -23,7 +23,7 @@ from feeder.state.snapshot import HISTORY, StreamState
 from feeder.state.token import StreamId
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.stream.batch import Call
-from feeder.workers.stream.position import Cut, Leftover, Position
+from feeder.workers.stream.position import Cut, Leftover, Position, first_step
 from feeder.workers.stream.rounds import Dealing
 from feeder.workers.stream.spec import FILE_ORDER
 
@@ -253,6 +253,22 @@ def _source(
 
     source: Any = given.config.stream.fetch
     return (Edited if now.packing is None else Repacked)(source, edits, now, history)
+
+
+def is_same_place(cut: Cut, then: Any, now: Any) -> bool:
+    """Whether a place of a run is one of the run, too, that edits have made of it, by the histories
+    alone: it is before the first edit that it lacks, and none of those changes the rows of a
+    call."""
+    known, edits = [] if then is None else then[2], now[2]
+    begins = [one[:5] for one in edits[: len(known)]]
+    if len(edits) <= len(known) or begins != [one[:5] for one in known]:
+        return False
+    edits = edits[len(known) :]
+    epoch, call, _, step = edits[0][:4]
+    # A call in which the edit lies has fewer rows from then on.
+    left, at = cut.leftover, cut.position.epoch
+    is_whole = left is None or (at, left.call + 1) < (epoch, call)
+    return is_whole and first_step(cut) < step and not any("asked" in one[7] for one in edits)
 
 
 def number_of(history: Any) -> str:

@@ -246,11 +246,13 @@ class Consumer(EpochReader, Closing):
         self._inbox.stats.note_position_asked(time.monotonic())
         if (position := self._position) is not None:
             lease = self._lease
-            is_edited = position.identity.is_before(lease.identity)
-            if is_edited and self._inbox.handed == lease.base:
-                # The same place, as the server says it since the edit.
-                position = RemotePosition(lease.identity, lease.opened.token)
-                if self._transcript is not None:
+            if position.identity.is_before(lease.identity):
+                if self._inbox.handed == lease.base:
+                    # The same place, as the server says it since the edit.
+                    position = RemotePosition(lease.identity, lease.opened.token)
+                else:
+                    position = position.after_edits(lease.identity)
+                if self._transcript is not None and position.identity is lease.identity:
                     # Who goes on from there has to find that the run has these settings.
                     self._transcript.go_on_as(lease.identity.id.fingerprint)
             return {STATE_KEY: position.state(lease.columns)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from feeder import errors
@@ -141,6 +142,17 @@ class RemotePosition:
     def identity(self) -> Identity:
         """The stream that it is a place in."""
         return self._identity
+
+    def after_edits(self, identity: Identity) -> RemotePosition:
+        """The same place in the run that edits have made of this one; itself if that has no such
+        place."""
+        from feeder.state.history import is_same_place
+
+        then, now = (one.fingerprint.get(HISTORY) for one in (self._identity, identity))
+        if not (is_token(self.token) and is_same_place(cut := self.cut(), then, now)):
+            return self
+        cut = replace(cut, checked=None, encode=identity.id.encode)
+        return RemotePosition(identity, cut.token())
 
     @property
     def asked(self) -> bytes:

@@ -13,7 +13,7 @@ from feeder.errors import ConfigError, FeedError, ResumeError
 from feeder.feeds.coordinator import Coordinator
 from feeder.service.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
 from feeder.service.server.editing import Change, change_in, edited, is_part_of, place_in
-from feeder.state.history import number_of
+from feeder.state.history import number_of, of_windows
 from feeder.state.positions import Positions
 from feeder.state.snapshot import HISTORY, Snapshot, StreamState
 from feeder.state.state_dict import unpack_position
@@ -57,7 +57,7 @@ class FeedFactory:
         # What edits have changed since the server began, and what positions were before each.
         self._change = Change()
         self._former: list[Positions] = []
-        # Why nobody can begin without a position, once an edit has changed the size of batches.
+        # Why nobody can begin at the start, once an edit has changed the size of batches.
         self._no_start = ""
         self.origin: Resume | None = None
         """Where consumers without a position begin; None for the start of the feed."""
@@ -154,11 +154,10 @@ class FeedFactory:
         self._former.append(former)
         self._change = change
         try:
-            at = place_in(owner, former, self.origin or self._start())
+            place_in(owner, former, self._start())
+            self.origin = self.origin and place_in(owner, former, self.origin)
         except ResumeError as error:
-            self._no_start = str(error)
-        else:
-            self.origin = self.origin and at
+            self.origin, self._no_start = None, str(error)
 
     def was(self, former: Positions) -> bool:
         """Whether positions were those of the feed before an edit."""
@@ -173,12 +172,12 @@ class FeedFactory:
         self.origin = self.positions.deal(at, skip=skip)
 
     def find(
-        self, token: bytes | None, *, rejoins: bool, skip: int = 0, was_here: bool = False,
-        others: Callable[[], Sequence[Resume]] = tuple,
+        self, token: bytes | None, *, rejoins: bool, skip: int = 0,
+        others: Callable[[], Sequence[Resume] | None] = tuple,
     ) -> Resume | None:  # fmt: skip
         """Where a consumer begins, given its position or None, and how many rounds later. Raises
-        `ResumeError`. `was_here` says whether it held a queue when the feed was edited, and
-        `others` where the others stand who have decided to.
+        `ResumeError`. `others` says where the others stand who have decided to; None if it brings
+        them no edits.
 
         The stored position is for all who start together. A consumer that comes back alone without
         a position was lost before it had saved one: its model has seen nothing, so it begins at the
@@ -186,81 +185,77 @@ class FeedFactory:
         """
         if token is not None:
             position = unpack_position(token, most_header_bytes=HEADER_BYTES)
-            found = self._find_in(
-                position, goes_on=rejoins or was_here, rejoins=rejoins, others=others
-            )
+            found = self._find_in(position, others)
             self.positions.tell_of_dealing(found.cut)
             return self.positions.deal(found, skip=skip)
-        if self._no_start:
-            raise ResumeError(self._no_start)
         found_at = None if rejoins else self.origin
+        if self._no_start and found_at is None:
+            raise ResumeError(self._no_start)
         if not skip:
             return found_at
         return self.positions.deal(found_at or self._start(), skip=skip)
 
     def _find_in(
-        self, position: Snapshot | bytes, *, goes_on: bool = False, rejoins: bool = True,
-        others: Callable[[], Sequence[Resume]] = tuple,
-    ) -> Resume:  # fmt: skip
+        self, position: Snapshot | bytes, others: Callable[[], Sequence[Resume] | None] = tuple
+    ) -> Resume:
         try:
             found = self.positions.find_in(position)
         except ResumeError:
-            if (before := self._find_before(position, goes_on)) is not None:
-                return before
-            if (after := self._find_edited(position, goes_on, rejoins, others)) is not None:
-                return after
-            # Before the edit that all consumers of this round begin with.
-            if self._given.config.edit is None or self.positions is self._given:
+            before = self._find_before(position) or self._find_edited_anew(position)
+            if (other := before or self._find_edited(position, others)) is None:
                 raise
-            found = self._given.find_in(position)
-            if found.owner is None or found.owner.fingerprint != self.positions.fingerprint:
-                raise
-            return found
+            return other
         if found.owner is not None:
             self._is_other, self.positions = True, found.owner
         return found
 
-    def _find_before(self, position: Snapshot | bytes, goes_on: bool) -> Resume | None:
-        """The place of a position of before an edit, for a consumer that goes on in this run; None
-        if it is of no such run. Raises `ResumeError`."""
+    def _find_before(self, position: Snapshot | bytes) -> Resume | None:
+        """The place in this run of a position of before an edit; None if it is of no such run.
+        Raises `ResumeError`."""
         for former in self._former:
             try:
                 found = former.find_in(position)
             except ResumeError:
                 continue
-            if found.owner is not None:
-                continue
-            if not goes_on:
-                # It starts where the run was another, and others may be far behind the edit.
-                then, now = (one.fingerprint.get(HISTORY) for one in (former, self.positions))
-                self.positions.compare_histories(then, now)
-            return place_in(self.positions, former, found)
+            if found.owner is None:
+                return place_in(self.positions, former, found)
         return None
 
+    def _find_edited_anew(self, position: Snapshot | bytes) -> Resume | None:
+        """The place of a position before the edit that all consumers of this round begin with; None
+        if it is of another round."""
+        if self._given.config.edit is None or self.positions is self._given:
+            return None
+        try:
+            found = self._given.find_in(position)
+        except ResumeError:
+            return None
+        is_same = found.owner and found.owner.fingerprint == self.positions.fingerprint
+        return found if is_same else None
+
     def _find_edited(
-        self, position: Snapshot | bytes, goes_on: bool, rejoins: bool,
-        others: Callable[[], Sequence[Resume]],
-    ) -> Resume | None:  # fmt: skip
-        """The place of a position with edits that were not made here. If the feed lacks the last of
-        them, they are its own from now on. None if it is of no such run. Raises `ResumeError`."""
+        self, position: Snapshot | bytes, others: Callable[[], Sequence[Resume] | None]
+    ) -> Resume | None:
+        """The place of a position with other edits than this run, none of which was made here. If
+        the feed lacks the last of them, they are its own from now on. None if it is of no such
+        run. Raises `ResumeError`."""
         states = [] if isinstance(position, bytes) else position.states
         state = next((one for one in states if (one.name, one.number) == (self.name, 0)), None)
-        if state is None or HISTORY not in state.fingerprint:
+        former = self.positions
+        history = former.fingerprint.get(HISTORY)
+        if state is None or of_windows(history) or not (history or HISTORY in state.fingerprint):
             return None
         try:
             change = change_in(self._given.config, state.fingerprint)
-            found = Positions(change.applied(self._given.config), 0).find_in(position)
+            owner = Positions(change.applied(self._given.config)._replace(edit=None), 0)
+            found = owner.find_in(position)
         except (FeedError, ArithmeticError, LookupError, StopIteration, TypeError, ValueError):
             # Whoever wrote a position may have written anything.
             return None
-        former, owner = self.positions, found.owner
-        if owner is not None and goes_on and is_part_of(owner, former):
+        owner = found.owner or owner
+        if is_part_of(owner, former):
             return place_in(former, owner, found)
-        if owner is None or not is_part_of(former, owner):
-            return None
-        # Who starts brings no edits to others that run already.
-        standing = others()
-        if standing and not rejoins:
+        if not is_part_of(former, owner) or (standing := others()) is None:
             return None
         for one in standing:
             place_in(owner, former, one)

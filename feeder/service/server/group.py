@@ -62,8 +62,6 @@ class ConsumerGroup:
         self._left: dict[int, tuple[bytes, set[tuple[Any, ...]]]] = {}
         # The position of a consumer that came back with the end of the stream.
         self._finished: Resume | None = None
-        # The consumers that held a queue when the feed was edited last.
-        self._were_here: set[bytes] = set()
         # What was used since the last `pump` and is not let go of yet.
         self._unsettled: list[tuple[Lease, News]] = []
 
@@ -150,8 +148,7 @@ class ConsumerGroup:
         positions = self.feed.factory.positions
         resume = self.feed.factory.find(
             message.token, rejoins=rejoins, skip=message.skip,
-            was_here=message.consumer in self._were_here,
-            others=lambda: self._decided_beside(message.consumer),
+            others=lambda: self._decided_beside(message.consumer, rejoins=rejoins),
         )  # fmt: skip
         if self.feed.factory.positions is not positions:
             self._follow(
@@ -321,10 +318,14 @@ class ConsumerGroup:
         step: int = factory.positions.fingerprint[HISTORY][2][-1][3]
         return step
 
-    def _decided_beside(self, consumer: bytes) -> list[Resume]:
-        """Where those stand who hold a queue beside a consumer, and have said where they start."""
+    def _decided_beside(self, consumer: bytes, *, rejoins: bool) -> list[Resume] | None:
+        """Where those stand who hold a queue beside a consumer, and have said where they start;
+        None if it brings them no edits: who starts does not, to those that run already."""
         others = [one for one in self.leases if one.lives and not one.undecided]
-        return [self._place_of(one) for one in others if one.consumer != consumer]
+        others = [one for one in others if one.consumer != consumer]
+        if not (rejoins or all(one.starts for one in others)):
+            return None
+        return [self._place_of(one) for one in others]
 
     def _follow(self, former: Positions, leases: list[Lease]) -> None:
         """The feed is another run from now on. If edits have made it of the one before, these
@@ -334,7 +335,6 @@ class ConsumerGroup:
             self.feed.stop_run()
             self._position_check = None
             self.delivery.settle()
-            self._were_here = {lease.consumer for lease in leases}
             for lease in leases:
                 self._handle(events.Dismissed(lease.seat, None))
             # Where batches have another size from now on, what comes before cannot be had in the

@@ -59,7 +59,8 @@ def test_the_step_is_told_from_which_on_it_holds(edit: Any, plane: str) -> None:
         came = rows_of(islice(consumer, 5))
         status, told = edit(server.addresses[0], *EQUAL, "--batch-size", "3", "--seed", "5")
         assert status == 0
-        step = int(told.removeprefix("edited at step "))
+        step = int(told.splitlines()[0].removeprefix("edited at step "))
+        assert "positions before it do not have the edit: a run that goes on from one" in told
         came += rows_of(consumer)
         state = consumer.state_dict()
     with feed(7, 3) as coordinator:

@@ -360,16 +360,84 @@ def test_a_server_that_begins_anew_takes_the_edit_from_a_position(restarts: str)
     assert came == in_process(step)
 
 
-def test_a_consumer_that_starts_with_the_older_history_is_refused_by_name() -> None:
+def new_factory(**settings: Any) -> Any:
+    return feed(mixed(web=1, code=1), devices=2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "order"),
+    [
+        (factory, (0, 1)),
+        (factory, (1, 0)),
+        (new_factory, (0, 1)),
+        (lambda: new_factory(edit="because"), (0, 1)),
+    ],
+    ids=["old", "old, shorter first", "new", "new with edit="],
+)
+def test_trainers_start_together_of_which_one_has_saved_before_the_edit(
+    make: Any, order: tuple[int, ...]
+) -> None:
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=4)) for i in range(2)]
+        wait_until(lambda: [one.sent for one in server.group.membership.members] == [4, 4])
+        next(both[0]), next(both[1])
+        old = both[1].state_dict()
+        step = edit(server, web=1, code=1)
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        states = [both[0].state_dict(), old]
+    found = [Snapshot.from_bytes(state["feeder"]).states[0] for state in states]
+    assert [len(history_of(one.fingerprint)) for one in found] == [1, 0]
+    with serving(make) as server, ExitStack() as stack:
+        consumers = {
+            i: stack.enter_context(reading(server, queue=i, resume=states[i])) for i in order
+        }
+        came = {
+            batch.step: batch["x"].tolist()
+            for one in consumers.values() for batch in islice(one, 8)
+        }  # fmt: skip
+        assert len(history_of(server.group.feed.factory.positions.fingerprint)) == 1
+    wanted = in_process(step)
+    assert came == {i: wanted[i] for i in range(2, 18)}
+
+
+def test_a_consumer_that_starts_behind_an_edit_without_it_is_refused_by_name() -> None:
+    def state_at(num: int) -> Any:
+        with (
+            serving(factory) as server,
+            reading(server, queue=0) as one,
+            reading(server, queue=1) as other,
+        ):
+            list(islice(one, num)), list(islice(other, num))
+            return one.state_dict()
+
+    old = state_at(8)
     with serving(factory) as server:
-        with reading(server, queue=0) as one, reading(server, queue=1) as other:
+        with (
+            reading(server, queue=0, credit=1) as one,
+            reading(server, queue=1, credit=1) as other,
+        ):
             next(one), next(other)
-            old = one.state_dict()
-            edit(server, web=1, code=1)
+            assert edit(server, web=1, code=1) < 14
             next(one), next(other)
-        told = r"0 edits.*1 edit: they have two histories"
+        told = r"0 edits.*edited at step \d+: they have two histories"
         with pytest.raises(feeder.ResumeError, match=told), reading(server, queue=0, resume=old):
             pass
+
+
+def test_who_starts_brings_no_edit_to_consumers_that_run() -> None:
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
+        next(both[0]), next(both[1])
+        edit(server, web=1, code=1)
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        edited = both[0].state_dict()
+    with serving(factory) as server, reading(server, queue=1) as other:
+        with reading(server, queue=0) as one:
+            next(one), next(other)
+        refused = pytest.raises(feeder.ResumeError, match="of another feed")
+        with refused, reading(server, queue=0, resume=edited):
+            pass
+        assert not history_of(server.group.feed.factory.positions.fingerprint)
 
 
 def test_a_consumer_of_another_history_is_refused_by_name() -> None:
@@ -467,6 +535,76 @@ def test_a_stored_position_has_the_edit() -> None:
         came = [next(coordinator["train"].on(i % 2))["x"].tolist() for i in range(20)]
     wanted, first = in_process(step), after.summary[2]
     assert came == [wanted[first + i] for i in range(20)]
+
+
+def test_after_an_edit_of_the_size_who_has_no_position_begins_where_the_server_does() -> None:
+    """Though the start of the feed cannot be had again."""
+
+    def make() -> Any:
+        return feed(mixed(web=7, code=3))
+
+    with serving(make) as server, reading(server, credit=1) as consumer:
+        next(consumer)
+        step = edit(server, batch_size=6)
+        list(islice(consumer, 4))
+        position = bytes(consumer.snapshot())
+    with serving(make, resume=position) as server, reading(server) as consumer:
+        batch = next(consumer)
+        assert (batch.step, len(batch["x"])) == (5, 6)
+    assert step < 5
+
+
+@pytest.mark.parametrize("more", range(4))
+def test_a_position_before_the_step_of_an_edit_has_it(more: int) -> None:
+    """Also if its consumer has batches at hand that were sent before: so the edit is not lost where
+    a job starts from there with the feed call of before."""
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=4)) for i in range(2)]
+        wait_until(lambda: [one.sent for one in server.group.membership.members] == [4, 4])
+        next(both[0]), next(both[1])
+        step = edit(server, web=1, code=1)
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        for _ in range(more):
+            next(both[0]), next(both[1])
+        states = [one.state_dict() for one in both]
+    for state in states:
+        (found,) = Snapshot.from_bytes(state["feeder"]).states
+        assert [one[3] for one in history_of(found.fingerprint)] == [step]
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, resume=states[i])) for i in range(2)]
+        came = {batch.step: batch["x"].tolist() for one in both for batch in islice(one, 8)}
+    assert step >= 2 * more + 2
+    wanted = in_process(step)
+    assert came == {i: wanted[i] for i in range(2 * more + 2, 2 * more + 18)}
+
+
+def test_a_position_before_an_edit_of_the_size_is_one_of_the_run_before() -> None:
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
+        wait_until(lambda: [one.sent for one in server.group.membership.members] == [2, 2])
+        edit(server, batch_size=3)
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        edits = []
+        for _ in range(3):
+            next(both[0]), next(both[1])
+            (state,) = Snapshot.from_bytes(both[0].state_dict()["feeder"]).states
+            edits.append(len(history_of(state.fingerprint)))
+    assert edits == [0, 1, 1]
+
+
+def test_a_transcript_goes_on_from_a_position_before_the_step_of_an_edit(tmp_path: Path) -> None:
+    with serving(lambda: feed(mixed(web=7, code=3))) as server:
+        with reading(server, credit=4, transcript=tmp_path) as consumer:
+            wait_until(lambda: server.group.membership.members[0].sent == 4)
+            next(consumer)
+            step = edit(server, web=1, code=1)
+            wait_until(lambda: consumer._loop.inbox.num_opened == 2)
+            next(consumer)
+            state = consumer.state_dict()
+            next(consumer)
+        with reading(server, resume=state, transcript=tmp_path) as consumer:
+            assert next(consumer).step == 2 < step
+            assert len(list(consumer)) == 27
 
 
 def test_a_factory_that_makes_another_feed_after_an_edit_is_told_so() -> None:
