@@ -114,6 +114,8 @@ class Edit(NamedTuple):
     """What the run was made of before it."""
     left: Left | None = None
     """What it has found of windows, in a run of them."""
+    digest: str = ""
+    """The digest of the position's settings before it, in hex; empty if nobody knows."""
 
 
 WEIGHTS = "w"
