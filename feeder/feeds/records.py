@@ -76,6 +76,11 @@ class Asked(NamedTuple):
         """The queue that a batch goes to."""
         return (step - self.first) % self.num_queues
 
+    def begins_round(self, step: int) -> int:
+        """The first batch of the round that a batch may fill, if `last_round` is "pad"; otherwise
+        the batch itself. A batch behind the end has no rows if that one has some."""
+        return max(0, step - self.queue(step)) if self.stream.last_round == "pad" else step
+
     def step_of(self, step: int, queue: int) -> int:
         """The batch of a queue, by its number among the batches of that queue."""
         if not 0 <= queue < self.num_queues:
@@ -97,7 +102,9 @@ def records_of(asked: Asked, step: int) -> Rows:
     checked("step", step)
     source: Any = asked.stream.fetch
     calls = [*_calls(asked.stream, source, step)] if step < asked.num_batches else []
-    if not calls:
+    if not calls and not (
+        (first := asked.begins_round(step)) < step and any(_calls(asked.stream, source, first))
+    ):
         raise ConfigError(f"step is {step}, and the feed has ended before it")
     return tuple(row for call in calls for row in source.records_of(call))
 
