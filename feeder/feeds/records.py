@@ -274,8 +274,10 @@ def _seen(asked: Asked, fetch: Any, source: str, record: int) -> Iterator[Seen]:
             until, found = epoch + most, True
             yield seen
     if not found:
-        why = "excluded" if is_out else f"not in the first {epoch} epochs"
-        raise ConfigError(f"record {record} of {_of(source)} is {why}: no step has it")
+        why = "is excluded" if is_out else f"is not in the first {epoch} epochs"
+        if run is not None and (since := run.out_since(source)) is not None:
+            why = f"had not come when {_of(source)} was taken out by the edit at step {since}"
+        raise ConfigError(f"record {record} of {_of(source)} {why}: no step has it")
 
 
 def _seen_in(
