@@ -18,7 +18,7 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,8 +55,10 @@ class Start(NamedTuple):
     """The first step that no run before has handed out."""
     stride: int
     """Queues: so many steps lie between two of one queue."""
-    then: bytes
-    """The digest of the settings in the position that the run goes on from."""
+    then: Set[bytes]
+    """The digests of the settings that a file of the run may have there: those of now, those in the
+    position that it goes on from, and those before edits that lie there or behind, since an edit is
+    often told only with the first step after it."""
     now: bytes
     """The digest of the settings in its own positions."""
     is_even: bool = True
@@ -101,7 +103,7 @@ class Transcript:
         self._lock = threading.RLock()
         self._file: int | None = None
         self._told = _Told(None)
-        self._start = Start(0, 1, b"", b"")
+        self._start = Start(0, 1, set(), b"")
 
     # ---- begun
 
@@ -275,7 +277,7 @@ def _cut(file: int, path: str, start: Start) -> Prefix:
     num, settings = found.upto(start.step)
     if num == len(found.steps) and not found.was_cut_off:
         raise damaged(path, found)
-    if settings and not settings & {start.then, start.now}:
+    if settings and settings.isdisjoint(start.then):
         raise TranscriptError(
             f"the transcript {path!r} is of another run: at step {start.step} its feed had other "
             "settings than the position that this run goes on from; give another folder"

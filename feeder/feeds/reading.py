@@ -40,9 +40,12 @@ def read_records(asked: Asked, step: int, places: Sequence[Cut]) -> Rows:
         asked.name, 0 if at is None else at.step,
         (step + 1 - (0 if at is None else at.step)) * asked.stream.batch_size,
     )  # fmt: skip
+    number = -1 if at is None else at.step - 1
     for number, rows in _batches(asked, at):
         if number == step:
             return tuple(rows)
+    if asked.begins_round(step) <= number:
+        return ()
     raise ConfigError(f"step is {step}, and the feed has ended before it")
 
 

@@ -76,6 +76,11 @@ class Asked(NamedTuple):
         """The queue that a batch goes to."""
         return (step - self.first) % self.num_queues
 
+    def begins_round(self, step: int) -> int:
+        """The first batch of the round that a batch may fill, if `last_round` is "pad"; otherwise
+        the batch itself. A batch behind the end has no rows if that one has some."""
+        return max(0, step - self.queue(step)) if self.stream.last_round == "pad" else step
+
     def step_of(self, step: int, queue: int) -> int:
         """The batch of a queue, by its number among the batches of that queue."""
         if not 0 <= queue < self.num_queues:
@@ -97,7 +102,9 @@ def records_of(asked: Asked, step: int) -> Rows:
     checked("step", step)
     source: Any = asked.stream.fetch
     calls = [*_calls(asked.stream, source, step)] if step < asked.num_batches else []
-    if not calls:
+    if not calls and not (
+        (first := asked.begins_round(step)) < step and any(_calls(asked.stream, source, first))
+    ):
         raise ConfigError(f"step is {step}, and the feed has ended before it")
     return tuple(row for call in calls for row in source.records_of(call))
 
@@ -267,8 +274,10 @@ def _seen(asked: Asked, fetch: Any, source: str, record: int) -> Iterator[Seen]:
             until, found = epoch + most, True
             yield seen
     if not found:
-        why = "excluded" if is_out else f"not in the first {epoch} epochs"
-        raise ConfigError(f"record {record} of {_of(source)} is {why}: no step has it")
+        why = "is excluded" if is_out else f"is not in the first {epoch} epochs"
+        if run is not None and (since := run.out_since(source)) is not None:
+            why = f"had not come when {_of(source)} was taken out by the edit at step {since}"
+        raise ConfigError(f"record {record} of {_of(source)} {why}: no step has it")
 
 
 def _seen_in(

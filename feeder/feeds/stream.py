@@ -40,7 +40,7 @@ from feeder.observe.figures import (
     flatten,
 )
 from feeder.observe.verdict import judge
-from feeder.state.history import Further
+from feeder.state.history import Further, digests_before
 from feeder.state.positions import Positions, recall
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.waking import OneShotEvent
@@ -247,10 +247,12 @@ class Stream:
             return
         resume, now = self._resume, self.positions.id.fingerprint
         is_even = self.config.stream.rounds == "stream"
-        start = Start(0, len(self.transcripts), now, now, is_even)
+        step, then = 0, {now}
         if resume is not None:
-            then = resume.fingerprint or now
-            start = start._replace(step=first_step(resume.cut), then=then)
+            step = first_step(resume.cut)
+            then |= digests_before(self.positions.fingerprint, step)
+            then.add(resume.fingerprint or now)
+        start = Start(step, len(self.transcripts), then, now, is_even)
         for transcript in self.transcripts:
             transcript.begin(start)
 

@@ -68,11 +68,13 @@ def pack(edits: Sequence[Edit], now: Settings) -> list[Any]:
         ]
         for edit, was, after in zip(edits, chapters[:-1], chapters[1:], strict=True)
     ]  # fmt: skip
-    if now.packing is None:
-        return [FORMAT, names, packed]
     for edit, one in zip(edits, packed, strict=True):
-        one.append(None if edit.left is None else list(edit.left))
-    return [FORMAT_OF_WINDOWS, names, packed]
+        if now.packing is not None or edit.digest:
+            one.append(None if edit.left is None else list(edit.left))
+        # Older positions do not say it, and have to keep their own digest.
+        if edit.digest:
+            one.append(edit.digest)
+    return [FORMAT if now.packing is None else FORMAT_OF_WINDOWS, names, packed]
 
 
 def _packed(one: Settings, after: Settings) -> dict[str, Any]:
@@ -109,9 +111,10 @@ def unpack(history: Any, now: Settings) -> list[Edit]:
                 f"{FORMAT_OF_WINDOWS}; update feeder"
             )
         edits: list[Edit] = []
-        for epoch, call, record, step, note, at, rest, given, *windows in reversed(packed):
+        for epoch, call, record, step, note, at, rest, given, *more in reversed(packed):
             told = dict(given)
-            left = Left(*windows[0]) if windows and windows[0] is not None else None
+            left = Left(*more[0]) if more and more[0] is not None else None
+            digest = more[1] if len(more) > 1 else ""
             parts = {
                 name: Part(size, kept, data, tuple((a, b) for a, b in excluded))
                 for name, (size, kept, data, excluded) in told.pop("parts", {}).items()
@@ -126,7 +129,9 @@ def unpack(history: Any, now: Settings) -> list[Edit]:
             )
             if missing := now.parts.keys() - standings.keys():
                 raise ValueError(f"it does not say where {sorted(missing)} stood")
-            edits.insert(0, Edit(epoch, call, record, step, note, standings, rest, now, left))
+            edits.insert(
+                0, Edit(epoch, call, record, step, note, standings, rest, now, left, digest)
+            )
         return edits
 
 
@@ -152,6 +157,14 @@ def settings_in(fingerprint: Mapping[str, Any], *, skips: bool) -> Settings:
 
     asked = next(fingerprint[name] for name in SIZES if name in fingerprint)
     return settings_of(_told(fingerprint), asked, fingerprint["seed"], skips=skips)
+
+
+def digests_before(fingerprint: Mapping[str, Any], step: int) -> set[bytes]:
+    """The digests of the settings that a run has had before those edits that lie at a step or
+    behind, by the fields of its positions."""
+    with _sensible():
+        _, _, edits = fingerprint.get(HISTORY) or (FORMAT, (), ())
+        return {bytes.fromhex(edit[9]) for edit in edits if len(edit) > 9 and edit[3] >= step}
 
 
 def of_windows(history: Any) -> bool:
@@ -308,7 +321,7 @@ def edit(given: Positions, state: StreamState, note: str, further: Further | Non
     made = run.edit_at(
         source, now, note, epoch=cut.position.epoch, call=cut.position.calls[0], step=cut.step,
         **found,
-    )  # fmt: skip
+    )._replace(digest=fingerprint_digest(state.fingerprint).hex())  # fmt: skip
     # Of the rows left over none belongs to the place: the edited run makes them anew.
     rows: tuple[Any, ...] | None = None if state.rows is None else ()
     if now.packing is not None and made.left is None:

@@ -87,7 +87,7 @@ def edited(
     made = edit_at(
         run, None, steps or (), now, why,
         epoch=cut.position.epoch, call=cut.position.calls[0], step=cut.step, **found,
-    )  # fmt: skip
+    )._replace(digest=fingerprint_digest(state.fingerprint).hex())  # fmt: skip
     tell(state.name, made, now)
     fields[HISTORY] = pack([*edits, made], now)
     is_known = state.rows is not None

@@ -114,6 +114,8 @@ class Edit(NamedTuple):
     """What the run was made of before it."""
     left: Left | None = None
     """What it has found of windows, in a run of them."""
+    digest: str = ""
+    """The digest of the position's settings before it, in hex; empty if nobody knows."""
 
 
 WEIGHTS = "w"
@@ -563,6 +565,19 @@ class Run:
                 )
             )
         return made
+
+    def out_since(self, source: str) -> int | None:
+        """The step from which on a source comes no more, since an edit has taken it out; None if it
+        is read."""
+        # The only source of a run has no name.
+        if len(self.names) == 1:
+            return None
+        is_in = [
+            any(source == name or source.startswith(f"{name}/") for name in one.parts)
+            for one in self.chapters
+        ]
+        steps = [edit.step for edit, was in zip(self.edits, is_in[:-1], strict=True) if was]
+        return None if is_in[-1] or not steps else steps[-1]
 
     def rows_of(self, epoch: int, index: int) -> tuple[int, int]:
         """The first record of a call in its epoch, and the one after its last."""

@@ -116,11 +116,11 @@ class Gone:
     may_skip = False
     traits = Traits()
 
-    def __init__(self, name: str) -> None:
-        self.kind = name
+    def __init__(self, name: str, size: int, since: int | None) -> None:
+        self.kind, self.size, self.since = name, size, since
 
     def __len__(self) -> int:
-        return 1
+        return self.size
 
     def read(self, indices: Numbers, call: Call) -> Columns:
         """Raises `ResumeError`."""
@@ -136,8 +136,9 @@ class Gone:
     def origins(self, indices: Numbers, call: Call) -> NoReturn:
         """Raises `ConfigError`."""
         raise ConfigError(
-            f"the source {self.kind!r} has been taken out by an edit, and which of its records came"
-            f" is known with it alone: give it to mix with weight 0"
+            f"the source {self.kind!r} was taken out by the edit at step {self.since}, and comes no"
+            " more since then; which of its records came before is known with it alone: ask the "
+            "feed, with the source given to mix with weight 0"
         )
 
     def places_of(self, source: str, number: int, call: Call) -> NoReturn:
@@ -210,9 +211,9 @@ class Edited(Source):
                 changes.append(Change(at.epoch, at.position))
             if not sets or part.selection != sets[-1]:
                 sets.append(part.selection)
-        if given is None:
-            return Gone(name)
         last = next(one.parts[name] for one in reversed(chapters) if name in one.parts)
+        if given is None:
+            return Gone(name, last.size, self.run.out_since(name))
         mine = part_of_fields(given.describe())[0]
         is_other = mine.kept != last.kept or (mine.size == last.size and mine.data != last.data)
         if is_other or not mine.selection.follows(last.selection):
@@ -281,11 +282,8 @@ class Edited(Source):
 
     def leaves_out(self, source: str, number: int, call: Call) -> bool:
         """Whether a record is excluded by now, or its source taken out."""
-        # The only source of a run has no name.
-        is_in = len(self.run.names) == 1 or any(
-            source == name or source.startswith(f"{name}/") for name in self.run.settings.parts
-        )
-        return not is_in or self.records.leaves_out(source, number, call)
+        is_out = self.run.out_since(source) is not None
+        return is_out or self.records.leaves_out(source, number, call)
 
     def rows_of(self, source: str, number: int, call: Call) -> Iterator[int]:
         """The same: none is repeated."""

@@ -29,6 +29,7 @@ from feeder.service.client.lease import ClientLease
 from feeder.service.client.remote import Identity, RemotePosition
 from feeder.service.faults import point
 from feeder.service.protocol.seats import seat_name, seat_of
+from feeder.state.history import digests_before
 from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import is_token, start_of
@@ -166,15 +167,16 @@ class Consumer(EpochReader, Closing):
         options = self._loop.options
         assert self._folder is not None and identity.began is not None
         dealing, now = identity.began.dealing, identity.id.fingerprint
-        step, then = first_step(identity.began), now
+        step, of_given = first_step(identity.began), now
         # Where the user said that the run goes on: rounds may have been left out there, and its
         # settings may have been others.
         if (given := self._loaded or self._given) is not None:
-            step, then = start_of(_token_in(given, identity))
+            step, of_given = start_of(_token_in(given, identity))
         made = Transcript(
             self._folder, identity.name, identity.number, options.queue, options.replica
         )
         is_even = "rounds" not in identity.fingerprint
+        then = {now, of_given, *digests_before(identity.fingerprint, step)}
         made.begin(Start(step, 1 if dealing is None else dealing.num, then, now, is_even))
         return made
 

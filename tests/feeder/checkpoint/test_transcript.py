@@ -7,8 +7,10 @@ import json
 import random
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,60 @@ def test_an_edited_run_goes_on_in_the_same_chain(tmp_path: Path) -> None:
     assert [step for _, step in found.settings] == [0, 5]
     assert sorted(found.digests) == [*range(9)]
     assert found.digests[4] == says_step(StepDigests().of(before[4]))
+
+
+def edited(place: Path, folder: Path, state: Any, way: str, size: int, **settings: Any) -> Any:
+    """The position of a run that is edited before its next step, so that its batches have other
+    sizes: by the command, at a start, or while it runs."""
+    if way == "command":
+        state.write(place / "then")
+        size_is = "--batch-size", str(size)
+        given = "edit", str(place / "then"), "--output", str(place / "now"), "--why", way
+        assert main([*given, *size_is]) == 0
+        return feeder.Snapshot.read(place / "now")
+    at_start = {} if way == "live" else {"edit": way, "batch_size": size}
+    with feed(folder, state, **{**settings, **at_start}) as coordinator:
+        if way == "live":
+            coordinator["train"].edit(batch_size=size, why=way)
+        return coordinator.snapshot()
+
+
+@pytest.mark.parametrize(
+    "ways", [["command"], ["start"], ["live"], ["start", "note", "live", "command"],
+             ["command", "start", "live"], ["live", "command", "note"]], ids=" ".join,
+)  # fmt: skip
+def test_a_run_goes_on_however_often_it_was_edited_before_its_next_step(
+    tmp_path: Path, ways: list[str]
+) -> None:
+    with feed(tmp_path / "run") as coordinator:
+        deque(islice(coordinator["train"], 5), 0)
+        state, size = coordinator.snapshot(), 4
+    for way in ways:
+        now = size + (way != "note")
+        state = edited(tmp_path, tmp_path / "run", state, way, now, batch_size=size)
+        size = now
+    read_all(feed(tmp_path / "run", state, batch_size=size), 3)
+    found = verifier().read(tmp_path / "run" / "train.0.0.transcript")
+    assert [step for _, step in found.settings] == [0, 5]
+    assert sorted(found.digests) == [*range(8)]
+
+
+def test_an_edit_makes_no_other_run_its_own(tmp_path: Path) -> None:
+    read_all(feed(tmp_path / "run"), 10)
+    with feed(tmp_path / "other", seed=2) as coordinator:
+        deque(islice(coordinator["train"], 5), 0)
+        other = coordinator.snapshot()
+    with pytest.raises(TranscriptError, match="is of another run: at step 5"):
+        feed(tmp_path / "run", other, seed=2, batch_size=3, edit="smaller").start()
+    # Behind the edit the run that was not edited is another one, too.
+    with feed(tmp_path / "edited") as coordinator:
+        deque(islice(coordinator["train"], 5), 0)
+        state = coordinator.snapshot()
+    with feed(tmp_path / "edited", state, batch_size=3, edit="smaller") as coordinator:
+        next(coordinator["train"])
+        state = coordinator.snapshot()
+    with pytest.raises(TranscriptError, match="is of another run: at step 6"):
+        feed(tmp_path / "run", state, batch_size=3).start()
 
 
 def test_a_run_that_leaves_out_rounds_says_which_step_comes_next(tmp_path: Path) -> None:
@@ -473,7 +529,7 @@ def test_the_verifier_computes_the_same_digest(seed: int) -> None:
 def test_a_digest_that_begins_with_a_zero_is_a_step_too(tmp_path: Path) -> None:
     assert says_step(b"\0" + bytes(range(15))) == b"\x80" + bytes(range(15))
     transcript = Transcript(str(tmp_path), "a/b", 0, 0)
-    transcript.begin(Start(0, 1, b"settings", b"settings"))
+    transcript.begin(Start(0, 1, {b"settings"}, b"settings"))
     transcript._digest = lambda batch: bytes(16)  # type: ignore[method-assign]
     transcript.note(batch_of(np.zeros(3)))
     transcript.close()

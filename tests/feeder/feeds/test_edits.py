@@ -17,6 +17,7 @@ import feeder
 from feeder import sources
 from feeder.cli import main
 from feeder.errors import ConfigError, ResumeError
+from feeder.feeds.records import asked_of, when
 from feeder.state.snapshot import Snapshot
 from served import one_thread, reading, serving
 
@@ -292,6 +293,27 @@ def test_the_only_source_of_a_run_comes_on() -> None:
     found = [(step, of.index(5)) for step, of in enumerate(rows) if 5 in of]
     assert seen == found
     assert len(found) == 6
+
+
+def test_a_source_that_was_taken_out_says_since_when_its_records_come_no_more() -> None:
+    before, state = read(mixed(web=1, code=1), 3)
+    came = [row - 10_000 for row in every(before) if row >= 10_000]
+    new = next(number for number in range(60) if number not in came)
+    with feed(mixed(web=1, code=0), state, edit="out") as coordinator:
+        train = coordinator["train"]
+        for number in came:
+            (seen,) = train.when("code", number)
+            assert before[seen.step][seen.row] == 10_000 + number
+        with pytest.raises(ConfigError, match="'code' was taken out by the edit at step 3"):
+            next(train.when("code", new))
+        next(train)
+        alone = asked_of(coordinator.snapshot().states[0])[0]
+    # A position does not hold the order of what was taken out.
+    for number in (came[0], new):
+        with pytest.raises(ConfigError, match=r"out by the edit at step 3, .* known with it alone"):
+            next(when(alone, "code", number))
+    with pytest.raises(ConfigError, match="source 'code' has 60 records"):
+        when(alone, "code", 60)
 
 
 def rounds(make: Any, num: int, position: Any, rounds: int = 3) -> tuple[dict[int, Any], Any]:

@@ -9,6 +9,7 @@ import pytest
 
 import feeder
 from feeder import sources
+from feeder.feeds.records import asked_of, records_of
 from small import make
 
 LAST = ("keep", "drop", "pad", "carry")
@@ -135,12 +136,20 @@ def test_a_batch_at_hand_is_known_whatever_its_step(source: Any, settings: dict[
 @pytest.mark.parametrize("source", [numbers(), numbers().filter(is_odd)])
 def test_a_batch_that_fills_a_round_has_no_records(source: Any, rounds: Any) -> None:
     with make(source, ["x"], 2, devices=3, rounds=rounds, last_round="pad") as coordinator:
-        batches = [batch for device in coordinator["train"].devices
-                   for batch in coordinator["train"].on(device)]  # fmt: skip
+        feed = coordinator["train"]
+        batches = [batch for device in feed.devices for batch in feed.on(device)]
+        state = feed.snapshot().states[0]
     assert any(not batch.rows for batch in batches)
     for batch in batches:
         told = [one.number + 1 for (one,) in batch.records()]
         assert told == batch["x"][: batch.rows].tolist()
+        if rounds == "stream":
+            assert feed.records(batch.step, read=True) == batch.records()
+            if not batch.rows and not source.traits.may_skip:
+                assert records_of(asked_of(state)[0], batch.step) == ()
+    if rounds == "stream":
+        with pytest.raises(feeder.ConfigError, match="has ended before it"):
+            feed.records(len(batches), read=True)
 
 
 def test_a_cure_is_told() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import feeder
 from feeder import sources
+from feeder.checkpoint.transcript import read_file
 from feeder.service.server.editing import Change
 from feeder.state.fingerprint import fingerprint_digest
 from feeder.state.snapshot import Snapshot
@@ -489,6 +490,26 @@ def test_a_consumers_transcript_is_that_of_a_run_that_is_stopped(
             list(coordinator["train"])
     (one,), (other,) = served.iterdir(), plain.iterdir()
     assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_consumers_transcript_goes_on_from_a_position_that_was_edited(tmp_path: Path) -> None:
+    with (
+        serving(lambda: feed(mixed(web=7, code=3))) as server,
+        reading(server, transcript=tmp_path) as consumer,
+    ):
+        before = len([*islice(consumer, 5)])
+        state = consumer.snapshot()
+    with outside(), feed(mixed(web=1, code=1), state, edit="because") as coordinator:
+        state = coordinator.snapshot()
+    with (
+        serving(lambda: feed(mixed(web=1, code=1))) as server,
+        reading(server, resume=state, transcript=tmp_path) as consumer,
+    ):
+        steps = [batch.step for batch in consumer]
+    (path,) = tmp_path.iterdir()
+    found = read_file(path)
+    assert steps[0] == before and found.steps.tolist() == [*range(before), *steps]
+    assert [at for at, _ in found.settings] == [0, before]
 
 
 def test_an_edit_of_the_size_waits_for_no_queue_that_is_behind() -> None:
