@@ -335,7 +335,7 @@ def rounds(make: Any, num: int, position: Any, rounds: int = 3) -> tuple[dict[in
 
 
 @pytest.mark.served
-def test_servers_edit_with_any_number_of_queues_and_refuse_another_history() -> None:
+def test_servers_edit_with_any_number_of_queues_and_refuse_another_place() -> None:
     def served(edit: str | None = None, **weights: Any) -> Any:
         return lambda: feed(mixed("repeat", **weights), edit=edit, epochs=None)
 
@@ -347,7 +347,7 @@ def test_servers_edit_with_any_number_of_queues_and_refuse_another_history() -> 
         with (
             serving(served(web=1, code=1), queues=2) as server,
             reading(server, queue=0, resume=after),
-            pytest.raises(ResumeError, match="run with 0 edits, and the feed is one with 1 edit"),
+            pytest.raises(ResumeError, match="start all trainers from one checkpoint"),
         ):
             feeder.connect(server.address, queue=1, resume=before)
     assert sorted(rows) == list(range(9 + 6 + 12))
