@@ -10,6 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from needs import needs_framework
+
+needs_framework("torch")
+
 import torch
 
 import feeder

@@ -501,7 +501,7 @@ class History:
             alone, _ = asked_of(state)
             again = records_of(alone, step)
         except ConfigError as error:
-            assert "has been taken out" in str(error)
+            assert "was taken out by the edit at step" in str(error)
             return
         assert [[one[:3] for one in row] for row in again] == [
             [one[:3] for one in row] for row in told
