@@ -232,7 +232,7 @@ class Wire:
     """One end of a connection. Who sends and who receives is up to its owner; a thread may send
     while another receives."""
 
-    decode = staticmethod(_decoder.decode)
+    decode: Any = staticmethod(_decoder.decode)
     """Reads a message's body; another kind of connection has other messages."""
 
     def __init__(self, sock: socket.socket) -> None:
