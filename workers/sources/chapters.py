@@ -569,9 +569,6 @@ class Run:
     def out_since(self, source: str) -> int | None:
         """The step from which on a source comes no more, since an edit has taken it out; None if it
         is read."""
-        # The only source of a run has no name.
-        if len(self.names) == 1:
-            return None
         is_in = [
             any(source == name or source.startswith(f"{name}/") for name in one.parts)
             for one in self.chapters

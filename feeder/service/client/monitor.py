@@ -83,7 +83,7 @@ class Monitor(Closing):
         )  # fmt: skip
         try:
             decode(encode(message), from_consumer=True)
-        except ProtocolError as error:
+        except (OverflowError, ProtocolError) as error:
             raise ConfigError(f"no server can take this edit: {error}") from error
         answer = self._ask(lambda: message, timeout_s)
         assert isinstance(answer, say.Edited)

@@ -90,6 +90,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--weight", "web=0", "--weight", "code=0"], "every weight is 0"),
     (["--weight", "web=1", "--weight", "web=2"], "--weight names a source twice"),
     (["--weight", "web=1e99", "--weight", "code=1"], "no server can take this edit"),
+    (["--batch-size", "9" * 20], "no server can take this edit"),
     (["--global-batch-size", "8"], "has no global_batch_size, but batch_size 4: edit that"),
     (["--feed", "other"], "feed is 'other', expected one of ['train']"),
     (["--output", "there"], "--address is of a server, and FILE and --output are of a position"),
