@@ -193,7 +193,7 @@ class ClientLease:
             raise ProtocolError(f"arena {given.number} came, expected {arena.number}")
         self._arenas[given.number] = mapped = MappedArena(
             given.descriptor, given.number, given.slot_bytes, given.num_slots, self._released,
-            self._on_release,
+            self._on_release, is_private=self.lends,
         )  # fmt: skip
         if self._landing is not None:
             mapped.pin(self._landing.register)
@@ -342,10 +342,13 @@ class ClientLease:
             return ()
         self._num_taken += num
         slots = tuple([released.popleft().what for _ in range(num)])
-        for slot in slots:
-            arena = self._arenas.get(slot // SLOTS_PER_ARENA)
-            if arena is not None:
-                arena.take_back(slot)
+        numbers = {slot // SLOTS_PER_ARENA for slot in slots}
+        for number in numbers & self._arenas.keys():
+            # Nearly always there is one.
+            is_only, arena = len(numbers) == 1, self._arenas[number]
+            arena.take_back(
+                slots if is_only else [n for n in slots if n // SLOTS_PER_ARENA == number]
+            )
         return slots
 
     def freeze(self, why: object) -> None:

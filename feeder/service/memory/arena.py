@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-from feeder.devices.layout import ALIGNMENT, MAX_ARENA_BYTES, Layout, layout
+from feeder.devices.layout import MAX_ARENA_BYTES, Layout, layout
 from feeder.errors import ClosedError, ProtocolError, TransportError
 from feeder.service.memory.memfd import (
     NOTHING,
@@ -322,8 +323,8 @@ class ArenaSlots:
         size = known if known >= num_bytes else max(num_bytes, 2 * known)
         if size * self._num_wanted(device, size) > self._max_arena_bytes:
             size = num_bytes
-        # Slots begin at multiples of the alignment, so that columns do in each of them.
-        size += -size % ALIGNMENT
+        # Slots begin at pages, so that a consumer's write, which copies a page, is of one slot.
+        size += -size % mmap.PAGESIZE
         num = self._num_wanted(device, size)
         if size * num > self._max_arena_bytes:
             raise TransportError(

@@ -184,7 +184,7 @@ os.register_at_fork(
 )
 
 
-def make_own(address: int, num_bytes: int) -> None:
+def make_own(address: int, num_bytes: int, *, writable: bool = False) -> None:
     """Replace whole pages by a private copy at the same address. Raises `OSError`."""
     # By libc, since arrays know addresses: only at the same one do they see the copy.
     libc = ctypes.CDLL(None, use_errno=True)
@@ -198,8 +198,9 @@ def make_own(address: int, num_bytes: int) -> None:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     ctypes.memmove(address, copy, num_bytes)
-    # As the mapping was: a write into a batch fails in a child as it does in its parent.
-    libc.mprotect(address, num_bytes, mmap.PROT_READ)
+    # As the mapping was: a write into a batch does in a child what it does in its parent.
+    if not writable:
+        libc.mprotect(address, num_bytes, mmap.PROT_READ)
 
 
 # ---- What a forked child of a server must close: sockets that say that the server lives.

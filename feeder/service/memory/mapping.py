@@ -2,12 +2,22 @@
 
 A slot is lent as one root array, and every column is a view of the root
 (`workers/stream/loans.py`).
+
+PyTorch writes into read-only arrays, and a write into memory that is mapped to be read ends the
+process. So what a user may look at is mapped privately: who writes has a page of his own, which
+hides what the server writes there later. Therefore, before a slot is given back, the kernel is
+asked whether a page of it was written, and such pages are dropped. The first write into a page is a
+page fault, so the process's count of faults tells first whether there is anything to ask: it costs
+1 us, the question a tenth of the copy of a large slot. To drop all pages each time costs more than
+the copy, since they have to be mapped again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import resource
 import weakref
 from bisect import bisect_right
 from collections import deque
@@ -30,9 +40,24 @@ from feeder.workers.stream.loans import Loan
 
 Arrays = tuple[NDArray[Any], ...]
 
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Python has a name for it from 3.12 on; the number is that of linux/mman.h."""
+_ENTRY_BYTES = 8
+"""Of a page in `/proc/self/pagemap` (Linux, Documentation/admin-guide/mm/pagemap.rst). Its last
+byte has bits that say: the page is present (0x80), or swapped out (0x40), and is of a file (0x20).
+A page of one's own over a file is there, and of no file."""
+_UNWRITTEN = bytes(flags for flags in range(256) if flags & 0xE0 not in (0x80, 0x40))
+_LOOK_AROUND_PAGES = 512
+"""Slots that are given back together are asked for in one go if they lie within so many pages: to
+look at a page takes 30 ns, and to ask 1 us."""
+
 
 class MappedArena:
     """An arena of the server's, mapped to be read. Takes the descriptor over and closes it.
+
+    `is_private`: a write into a slot is seen in this process alone, until the slot is given back.
+    Otherwise it ends the process, as it does if slots do not begin at pages (a server of an earlier
+    version), or if the system refuses such a mapping.
 
     Owned by the consumer's I/O thread. When the last array over a slot is gone, its loan is put on
     `released`, for that thread to `take_back`, and then `wake()` is called: from any thread,
@@ -49,26 +74,42 @@ class MappedArena:
         num_slots: int,
         released: deque[Loan],
         wake: Callable[[], None],
+        *,
+        is_private: bool = False,
     ) -> None:
         self.slot_bytes = slot_bytes
         self.num_slots = num_slots
         self._first = number * SLOTS_PER_ARENA
         self._released = released
         self._wake = wake
-        # The slots that are lent or released and not taken back; and the weak references that wake.
-        self._loans: dict[int, tuple[Loan, weakref.ref[Any]]] = {}
+        # The slots that are lent or released and not taken back; the weak references that wake; and
+        # how many faults there had been at the last look before they were lent.
+        self._loans: dict[int, tuple[Loan, weakref.ref[Any], int]] = {}
+        self._num_faults = -1
+        self._is_private = is_private and slot_bytes % mmap.PAGESIZE == 0
         try:
-            memory = mmap.mmap(descriptor, slot_bytes * num_slots, prot=mmap.PROT_READ)
+            memory = self._map(descriptor)
         except (OSError, ValueError, OverflowError) as error:
             raise OwnLimitError(
                 f"{slot_bytes * num_slots} bytes of shared memory cannot be mapped: {error}"
             ) from error
         finally:
             os.close(descriptor)
-        self._memory = memoryview(memory)
+        self._mapping = memory
+        self._memory = memoryview(memory).toreadonly()
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self.pinned: object = None
         """What keeps the mapping pinned, so that a GPU may read it; None where it is not."""
+
+    def _map(self, descriptor: int) -> mmap.mmap:
+        num_bytes = self.slot_bytes * self.num_slots
+        if self._is_private:
+            # It counts as memory of the process's own, for which there may be a limit.
+            with contextlib.suppress(OSError):
+                both = mmap.PROT_READ | mmap.PROT_WRITE
+                return mmap.mmap(descriptor, num_bytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, both)
+            self._is_private = False
+        return mmap.mmap(descriptor, num_bytes, prot=mmap.PROT_READ)
 
     def pin(self, register: Callable[[memoryview], object]) -> None:
         """Pin the mapping for a GPU, until nothing refers to it any more."""
@@ -127,7 +168,7 @@ class MappedArena:
         wakes = weakref.ref(root, self._on_root_gone)
         loan = Loan(root, self._released.append)
         loan.what = self._first + index
-        self._loans[index] = loan, wakes
+        self._loans[index] = loan, wakes, self._num_faults
         return first_rows(arrays_over(root, places), places, rows, length)
 
     @property
@@ -135,9 +176,45 @@ class MappedArena:
         """Number of slots that somebody still looks at."""
         return len(self._looked_at())
 
-    def take_back(self, slot: int) -> None:
-        """A released slot may be given again by the server, which is told next."""
-        del self._loans[slot - self._first]
+    def take_back(self, slots: Sequence[int]) -> None:
+        """Released slots may be given again by the server, which is told next."""
+        first, loans = self._first, self._loans
+        had_faults = [loans.pop(slot - first)[2] for slot in slots]
+        if not self._is_private:
+            return
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        self._num_faults = num = usage.ru_minflt + usage.ru_majflt
+        if had_faults.count(num) < len(slots):
+            pairs = zip(slots, had_faults, strict=True)
+            self._drop_written([slot - first for slot, had in pairs if had != num])
+
+    def _drop_written(self, indexes: Sequence[int]) -> None:
+        """Drop what was written into these slots, so that what the server writes there is seen."""
+        first, last = min(indexes), max(indexes)
+        num = last + 1 - first
+        is_near = num * self.slot_bytes <= _LOOK_AROUND_PAGES * mmap.PAGESIZE
+        if is_near and not self._is_written(first, num):
+            return
+        for index in indexes:
+            if self._is_written(index, 1):
+                at = index * self.slot_bytes
+                self._mapping.madvise(mmap.MADV_DONTNEED, at, self.slot_bytes)
+
+    def _is_written(self, index: int, num: int) -> bool:
+        at = (self._address + index * self.slot_bytes) // mmap.PAGESIZE * _ENTRY_BYTES
+        num_bytes = num * self.slot_bytes // mmap.PAGESIZE * _ENTRY_BYTES
+        try:
+            # Opened each time: it belongs to the process that opened it, and a fork makes another.
+            descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                entries = os.pread(descriptor, num_bytes, at)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return True  # A system that does not tell: it may have been.
+        return len(entries) < num_bytes or bool(
+            entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES].translate(None, _UNWRITTEN)
+        )
 
     def copy_for_child(self) -> None:
         """In a forked child: replace the slots that it looks at by copies of its own."""
@@ -145,12 +222,12 @@ class MappedArena:
             # Whole pages, since the kernel maps nothing smaller; a neighbour's bytes come along.
             first = index * self.slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
             end = -(-(index + 1) * self.slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-            make_own(self._address + first, end - first)
+            make_own(self._address + first, end - first, writable=self._is_private)
 
     def _looked_at(self) -> list[int]:
         # A copy first: the thread that owns this may be lending meanwhile. A loan whose root is
         # gone is released, so nobody looks at its slot.
-        return [index for index, (loan, _) in list(self._loans.items()) if loan() is not None]
+        return [index for index, (loan, *_) in list(self._loans.items()) if loan() is not None]
 
     def _on_root_gone(self, root_ref: weakref.ref[Any]) -> None:
         self._wake()

@@ -294,19 +294,19 @@ def test_the_memory_of_a_retired_arena_goes_with_its_last_array() -> None:
 
 def test_a_larger_batch_opens_an_arena_twice_as_large() -> None:
     slots = make(2)
-    made = {lend(slots, rows=rows).arena: rows for rows in (4, 4, 9, 100)}
+    made = {lend(slots, rows=rows).arena: rows for rows in (4, 4, 300, 3000)}
     assert slots.num_made == 2 * len(made) == 6
     first, second, third = (arena.slot_bytes for arena in made)
-    assert (first, second) == (128, 256) and third >= 100 * 14
+    assert (first, second) == (4096, 8192) and third >= 3000 * 14
     assert len({arena.number for arena in made}) == 3
 
 
 def test_a_batch_beyond_the_cap_is_an_error_that_names_it() -> None:
-    slots = make(2, max_arena_bytes=384)
+    slots = make(2, max_arena_bytes=12_288)
     lend(slots, rows=4)
-    assert take(slots, 0, COLUMNS, 8).arena.slot_bytes == 128
-    with pytest.raises(TransportError, match=r"expected at most 384"):
-        slots.take_slot(0, COLUMNS, 100)
+    assert take(slots, 0, COLUMNS, 8).arena.slot_bytes == 4096
+    with pytest.raises(TransportError, match=r"expected at most 12288"):
+        slots.take_slot(0, COLUMNS, 3000)
 
 
 def test_after_a_run_that_has_not_used_all_slots_those_are_taken_first_that_it_has() -> None:

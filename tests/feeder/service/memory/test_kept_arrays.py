@@ -73,7 +73,7 @@ def test_who_is_kept_from_shared_memory_by_its_own_limit_and_takes_nothing_else_
     def fail(*args: Any, **settings: Any) -> mmap.mmap:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    own = SimpleNamespace(mmap=fail, PROT_READ=mmap.PROT_READ, PAGESIZE=mmap.PAGESIZE)
+    own = SimpleNamespace(**{**vars(mmap), "mmap": fail})
     monkeypatch.setattr(mapping, "mmap", own)
     with serving(factory) as server:
         with (

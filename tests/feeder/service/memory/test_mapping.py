@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -33,7 +36,7 @@ ROWS = 4
 class Pair:
     """A queue's slots at the server, and its first arena as the consumer maps it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_private: bool = False) -> None:
         self.slots = ArenaSlots(1, lambda device, slot_bytes: 3)
         self.released: deque[Loan] = deque()
         self.num_wakes = 0
@@ -42,7 +45,7 @@ class Pair:
         self.arena: Arena = slot.arena
         self.mapped = MappedArena(
             os.dup(self.arena.descriptor), self.arena.number, self.arena.slot_bytes, 3,
-            self.released, self.wake,
+            self.released, self.wake, is_private=is_private,
         )  # fmt: skip
 
     def wake(self) -> None:
@@ -51,8 +54,8 @@ class Pair:
     def take_released(self) -> list[int]:
         """The numbers of the slots that have been released since last asked."""
         slots = [self.released.popleft().what for _ in range(len(self.released))]
-        for slot in slots:
-            self.mapped.take_back(slot)
+        if slots:
+            self.mapped.take_back(slots)
         return slots
 
     def send(self, first: int, length: int = ROWS) -> tuple[int, Any]:
@@ -143,6 +146,43 @@ def test_batches_outlive_the_mapping_and_the_server() -> None:
     del pair
     gc.collect()
     assert arrays[0].tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("pagemap", ["whole", "cut off", "refused"])
+def test_what_is_written_into_a_slot_is_gone_once_the_slot_was_taken_back(
+    monkeypatch: pytest.MonkeyPatch, pagemap: str
+) -> None:
+    """Some slots are written into, some are kept, and any of them are given back together."""
+    if pagemap == "cut off":
+        monkeypatch.setattr(os, "pread", lambda *given: b"")
+    elif pagemap == "refused":
+        monkeypatch.setattr(os, "pread", Mock(side_effect=PermissionError))
+    pair, random = Pair(is_private=True), np.random.default_rng(7)
+    held: list[tuple[Any, list[int]]] = []
+    for first in range(200):
+        if len(held) == 3:
+            for _ in range(random.integers(1, 4)):
+                held.pop(random.integers(len(held)))
+            pair.slots.release(0, pair.take_released())
+        _, arrays = pair.send(first)
+        assert arrays[0].tolist() == [*range(first, first + ROWS)]
+        if write := random.integers(2):
+            # By the address: NumPy itself refuses it.
+            ctypes.memset(arrays[0].ctypes.data, 0xFF, arrays[0].nbytes)
+        held.append((arrays[0], [-1] * ROWS if write else [*range(first, first + ROWS)]))
+        del arrays
+        assert [array.tolist() for array, _ in held] == [rows for _, rows in held]
+
+
+def test_slots_that_do_not_begin_at_pages_are_mapped_to_be_read() -> None:
+    """As a server of an earlier version has them: a page of one's own would hide a neighbour."""
+    arena = Arena(4160, 2)
+    mapped = MappedArena(
+        os.dup(arena.descriptor), 0, 4160, 2, deque(), lambda: None, is_private=True
+    )
+    places = Path("/proc/self/maps").read_text().splitlines()
+    first = f"{mapped.root(0, 4160).ctypes.data:x}-"
+    assert [line.split()[1] for line in places if line.startswith(first)] == ["r--s"]
 
 
 @pytest.mark.parametrize(

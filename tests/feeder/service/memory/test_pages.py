@@ -50,7 +50,7 @@ def test_all_queues_together_have_the_reserve() -> None:
 
 
 # Larger than what is in reserve: by little, or each slot by itself.
-@pytest.mark.parametrize("slot_bytes", [5 * 2**20 + 64, 13 * 2**20 + 64])
+@pytest.mark.parametrize("slot_bytes", [5 * 2**20 + PAGE, 13 * 2**20 + PAGE])
 def test_the_first_arena_of_each_queue_is_made_of_it(slot_bytes: int) -> None:
     slots = make()
     files = [os.fstat(pages.descriptor).st_ino for pages in reserved(slots)]
@@ -127,9 +127,9 @@ def test_who_is_short_of_memory_is_told_when_it_is_needed(
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
         slots = make()
-        wanted = r"no shared memory of 192 bytes .*No space left"
+        wanted = rf"no shared memory of {NUM_SLOTS * PAGE} bytes .*No space left"
         with pytest.raises(TransportError, match=wanted) as caught:
             slots.take_slot(0, columns(64), 1)
     assert caught.tb is not None, "it holds frames"
     assert len(list(Path("/proc/self/fd").iterdir())) == files
-    assert slots.take_slot(0, columns(64), 1).arena.num_bytes == NUM_SLOTS * 64
+    assert slots.take_slot(0, columns(64), 1).arena.num_bytes == NUM_SLOTS * PAGE

@@ -354,7 +354,7 @@ def small_only(unpackb: Any) -> Any:
 def test_who_wants_more_memory_than_a_queue_may_have_is_told_so_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_module, "MAX_ARENA_BYTES", 64 * 1024)
+    monkeypatch.setattr(lease_module, "MAX_ARENA_BYTES", 1024 * 1024)
     with (
         serving(factory, queues=2) as server,
         feeder.connect(server.addresses[0], feed="good", queue=0) as good,
@@ -362,7 +362,7 @@ def test_who_wants_more_memory_than_a_queue_may_have_is_told_so_alone(
         wish = {"feed": "good", "queue": 1, "credit": 1024, "hold": 1000}
         with (
             feeder.connect(server.addresses[0], **wish) as greedy,
-            pytest.raises(feeder.ConfigError, match=r"credit is 1024 and hold 1000: .*65536"),
+            pytest.raises(feeder.ConfigError, match=r"credit is 1024 and hold 1000: .*1048576"),
         ):
             next(greedy)
         with feeder.connect(server.addresses[0], feed="good", queue=1, credit=64) as modest:
