@@ -6,6 +6,7 @@ _PROTOCOL = ("tests/feeder/service/protocol", "tests/simulation/test_membership.
 _SERVER = (
     "tests/feeder/service/server/test_accounts.py",
     "tests/feeder/service/server/test_dealing.py",
+    "tests/feeder/service/server/test_edits.py",
     "tests/feeder/service/server/test_other_runs.py",
 )
 _SERVED = (

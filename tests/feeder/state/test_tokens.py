@@ -64,6 +64,11 @@ def test_what_goes_in_comes_out(cut: Cut, of_feed: Dealing | None) -> None:
     assert ID.encode(found) == token
     assert (tokens.fingerprint_of(token), tokens.name_of(token)) == (b"settings", ("train", 2))
     assert tokens.step_of(token) == cut.step // (1 if dealing is None else dealing.num)
+    is_over = dealing is None or (dealing.epochs is not None and cut.epoch >= dealing.epochs)
+    first = cut.step if dealing is None or is_over else max(cut.step, dealing.start)
+    while not (dealing is None or is_over or (first - dealing.start) % dealing.num == 0):
+        first += 1
+    assert tokens.start_of(token) == (first, b"settings")
     at = cut.position
     is_told = len(at.calls) == 1 and not at.done
     assert tokens.calls_of(token) == ((at.epoch, at.calls[0]) if is_told else None)

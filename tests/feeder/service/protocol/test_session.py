@@ -76,6 +76,9 @@ def test_a_lease_goes_its_way(name: str, first: str) -> None:
         session = Session(TABLES[name], state)
         for event, expected in zip(steps[::2], steps[1::2], strict=True):
             assert session.on(event) == expected, path
+        with pytest.raises(ProtocolError) as caught:
+            session.on("nonsense")
+        assert str(caught.value).endswith(f"events before it: {', '.join(steps[::2][-8:])}")
 
 
 @pytest.mark.parametrize(("table", "last"), [(SERVER, "gone"), (CONSUMER, "closed")])
