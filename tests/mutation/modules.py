@@ -105,7 +105,11 @@ CORE = {
     ),
     "workers/sources/orders/blocks.py": (*_MIXED, "tests/freeze/test_freeze.py"),
     "workers/sources/steps/walked.py": ("tests/workers/sources/test_walked.py",),
-    "workers/sources/mixture.py": (*_MIXED, "tests/freeze/test_freeze.py"),
+    "workers/sources/mixture.py": (
+        *_MIXED,
+        "tests/workers/sources/test_walked.py",
+        "tests/freeze/test_freeze.py",
+    ),
     "workers/sources/packing.py": (
         "tests/workers/sources/test_packing.py",
         "tests/workers/sources/test_walked.py",

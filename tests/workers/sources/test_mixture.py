@@ -458,6 +458,16 @@ def test_a_snapshot_tells_how_much_of_each_source_has_come(last_batch: str) -> N
             assert [*wanted.values()] == [came[k] for k in range(3)]
 
 
+def test_a_snapshot_of_an_edited_run_tells_no_counts_of_one_that_was_not() -> None:
+    with make_feed(of({"a": 20, "b": 20}, {"a": 2, "b": 1}), ["x"], 4) as made:
+        next(made["train"])
+        before = made.snapshot()
+    edited = of({"a": 20, "b": 20}, {"a": 1, "b": 3})
+    with make_feed(edited, ["x"], 4, resume=before, edit="more b") as made:
+        next(made["train"])
+        assert made.snapshot().describe().endswith("(step 2), 0 rows left over, token of 52 bytes")
+
+
 def test_a_snapshot_tells_of_names_that_begin_alike() -> None:
     mixture = of({"a": 20, "a.b": 20, "a.of": 20}, {"a": 1, "a.b": 2, "a.of": 1})
     with make_feed(mixture, ["x"], 8) as made:
