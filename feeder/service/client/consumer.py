@@ -11,6 +11,7 @@ from typing import Any
 
 from feeder.checkpoint.transcribing import Start, Transcript
 from feeder.closing import Closing
+from feeder.devices.ondevice import OnDevice
 from feeder.errors import (
     ClosedError,
     ConfigError,
@@ -64,12 +65,17 @@ class Consumer(EpochReader, Closing):
     """
 
     def __init__(
-        self, loop: ClientLoop, given: bytes | None = None, transcript: str | None = None
+        self,
+        loop: ClientLoop,
+        given: bytes | None = None,
+        transcript: str | None = None,
+        on_device: OnDevice | None = None,
     ) -> None:
-        """`given` is the position to go on from, and `transcript` the folder of one, if any."""
+        """`given` is the position to go on from, and `transcript` the folder of one, if any.
+        `on_device` makes of each batch what is handed out on the host."""
         super().__init__("the consumer")
         self._loop = loop
-        self._given, self._folder = given, transcript
+        self._given, self._folder, self._on_device = given, transcript, on_device
         self._transcript: Transcript | None = None
         self._inbox = loop.inbox
         # How many batches the user may keep, beside the one that is being handed out.
@@ -134,8 +140,11 @@ class Consumer(EpochReader, Closing):
                 # one come again, and what the server was told cannot be taken back.
                 self._loop.waker.wake()
                 self._told_at = handed - 1
+            fed = batch
+            if self._on_device is not None:
+                batch = self._on_device(fed)
             if self._folder is not None:
-                self._note(batch)
+                self._note(fed)
             epoch = self._enter(batch.epoch)
             epoch.newest = batch.index
             batch.of = epoch
