@@ -313,8 +313,13 @@ def unpack(batch: Sequence[NDArray[Any]], make: Callable[[NDArray[Any], Leaf], A
     """The structure of a batch's two columns; `make` gives the array of a leaf, over the bytes of
     the row that it is given."""
     layout, data = batch
-    row = data[0]
-    return _built(_read(layout.tobytes()), row, make)
+    row, raw = data[0], layout.tobytes()
+    # One of long texts comes once.
+    return _built(_read(raw) if len(raw) <= _MOST_CACHED else _read.__wrapped__(raw), row, make)
+
+
+_MOST_CACHED = 16 * 1024
+"""Bytes of a layout that is kept: of batches that are alike it is the same, and parsed once."""
 
 
 @lru_cache(maxsize=256)

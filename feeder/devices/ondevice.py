@@ -28,7 +28,7 @@ class OnDevice:
     def __init__(self, function: Callable[..., Any]) -> None:
         """Raises `ConfigError` for what is no `fn(batch)` or `fn(batch, rng)`."""
         self.function = function
-        self._draws = _draws(function)
+        self._draws = takes_draws(function)
         self._facts: Callable[[Batch], Facts] = lambda batch: (0, ())
 
     @classmethod
@@ -114,7 +114,7 @@ def _said(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _draws(function: Any) -> bool:
+def takes_draws(function: Any) -> bool:
     """Whether a function takes draws beside the batch."""
     if not callable(function):
         raise ConfigError(

@@ -16,9 +16,8 @@ import pytest
 import feeder
 from conformance.served import reading, serving
 from feeder.devices.routed import HOLD
-from feeds import assert_same, note, running
+from feeds import assert_same, deal, note, running
 from feeds import make as make_feed
-from feeds import deal
 from parts import is_full
 from small import Calls, Pure, ids, make
 from standin.arrays import DeviceArray, mapped
@@ -155,11 +154,11 @@ def test_memory_is_bounded_by_the_slots(machine: Machine) -> None:
     # ids, of doubles 7 a row, and of floats 2, each in cache lines of its own.
     slot, raw = 64 + 256 + 64, 64 + 128 + 64
     with feed_of(100, depth=3) as (_, feed):
-        for batch in feed:
+        for _ in feed:
             assert machine.used("device", "cuda:0") == (3 + HOLD) * slot + raw
             # What a call of the function has at once: four arrays.
             assert machine.used("pool", "cuda:0") <= 2 * 4 * 256
-        del batch, feed
+        del feed
 
 
 def test_arrays_may_be_of_no_bytes_or_axes_and_grow(machine: Machine) -> None:
