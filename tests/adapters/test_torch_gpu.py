@@ -21,8 +21,10 @@ import feeder
 from feeder.adapters.torch import FeedLoader
 from feeder.adapters.torch import feed_loader as adapter
 from feeder.devices.cuda import driver as drivers
-from feeder.devices.layout import Form
-from standin.gpu import Machine, StandinDriver, assert_sound
+from feeder.devices.cuda.runtime import Named
+from feeder.devices.cuda.torchdriver import TorchDriver
+from feeder.devices.layout import Form, lay_out
+from standin.gpu import Machine, StandinDriver, assert_sound, bytes_at
 
 NUM = 57
 
@@ -186,3 +188,67 @@ def test_an_error_of_a_function_on_the_gpu_comes_in_order(machine: Machine) -> N
         with pytest.raises(feeder.DeviceError, match=told):
             next(batches)
         assert loader.step == 5
+
+
+# ---- the driver's own way with tensors, on the host
+
+
+class OnHost:
+    """PyTorch, which takes memory of the host for a GPU's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def as_tensor(self, lent: Any, device: Any) -> torch.Tensor:
+        told = lent.__cuda_array_interface__
+        return torch.from_numpy(bytes_at(told["data"][0], *told["shape"]))
+
+
+def driver_on_host() -> Any:
+    driver = TorchDriver.__new__(TorchDriver)
+    driver._torch, driver._device, driver.name = OnHost(), torch.device("cpu"), "torch:0"
+    return driver
+
+
+def test_every_tensor_comes_out_of_a_slot_as_it_was_made() -> None:
+    numbers = torch.arange(120, dtype=torch.float32).reshape(2, 3, 4, 5)
+    tensors = [
+        numbers, numbers.to(torch.bfloat16), numbers > 7, numbers.permute(0, 3, 1, 2),
+        numbers[:, 1:], numbers.to(memory_format=torch.channels_last), numbers[0, 0, 0, 0],
+        numbers[:, :0],
+        numbers[:, :1].expand(-1, 6, -1, -1), numbers[..., ::2].to(torch.int64), numbers.double(),
+        torch.complex(numbers, numbers + 1).conj(), numbers.clone().requires_grad_(),
+    ]  # fmt: skip
+    driver = driver_on_host()
+    found = [driver.find(tensor) for tensor in tensors]
+    forms, num_bytes = lay_out(one.form for one in found)
+    slot = np.full(num_bytes, 0xA5, np.uint8)
+    for one, form in zip(found, forms, strict=True):
+        if form.num_bytes:
+            target = slot[form.offset : form.offset + form.num_bytes]
+            target[:] = bytes_at(one.address, form.num_bytes)
+    made = driver.arrays_like(slot.ctypes.data, num_bytes, slot, forms)
+    for tensor, one in zip(tensors, made, strict=True):
+        assert one.dtype == tensor.dtype and one.shape == tensor.shape
+        assert torch.equal(one, tensor) and not one.requires_grad
+    assert made[5].is_contiguous(memory_format=torch.channels_last)
+    # Of no size the two formats are not told apart; otherwise it has no gaps.
+    assert all(one.is_contiguous() for i, one in enumerate(made) if i not in (3, 5))
+
+
+def test_a_tensor_that_lies_elsewhere_or_is_not_dense_is_told() -> None:
+    driver = driver_on_host()
+    assert driver.find(np.zeros(3)) is None
+    with pytest.raises(
+        ValueError, match=r"^a tensor on meta of layout torch.strided, expected a d"
+    ):
+        driver.find(torch.zeros(3, device="meta"))
+    with pytest.raises(ValueError, match=r"^a tensor on cpu of layout torch.sparse_coo, expected"):
+        driver.find(torch.eye(3).to_sparse())
+
+
+def test_the_function_works_on_a_stream_without_gradients() -> None:
+    driver, stream = driver_on_host(), Named(7, None)
+    with driver.working_on(stream):
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
