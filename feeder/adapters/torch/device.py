@@ -17,6 +17,7 @@ the same on every kind of device.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -114,7 +115,8 @@ def draw_parts(
     num = len(shapes)
     heights, widths = shapes.T
     areas = (heights * widths)[:, None] * rng.uniform(*scale, (num, _TRIES))
-    ratios = np.exp(rng.uniform(*np.log(ratio), (num, _TRIES)))
+    least, most = map(math.log, ratio)
+    ratios = np.exp(rng.uniform(least, most, (num, _TRIES)))
     wide, high = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
     fits = (wide > 0) & (wide <= widths[:, None]) & (high > 0) & (high <= heights[:, None])
     first = np.argmax(fits, 1)[:, None]

@@ -82,6 +82,9 @@ class Consumer(EpochReader, Closing):
         self._most_held = loop.options.hold
         # In `_ready` a `Loading` stands in the place of batches while a state dict is being loaded.
         self._position: Any = None
+        # The batch that a function made the last one of, until the next is asked for: its position
+        # says what its last call gave.
+        self._fed: Batch | None = None
         # Rows and bytes that were handed out.
         self._counts = (0, 0)
         self._told_at = 0
@@ -120,6 +123,8 @@ class Consumer(EpochReader, Closing):
             self._refuse_second()
         try:
             self._is_read = True
+            # Before the wait: its slot may be that of the next one.
+            self._fed = None
             if (ready := self._wait_for_some()) is None:
                 self._end_is_told = True
                 raise StopIteration
@@ -154,6 +159,7 @@ class Consumer(EpochReader, Closing):
             self._position, inbox.handed, self._counts = batch.place, handed, counts
             if on_host:
                 del ready[0]
+                self._fed = fed if self._on_device is not None else None
             return batch
         finally:
             self._is_read = False
@@ -384,7 +390,7 @@ class Consumer(EpochReader, Closing):
             "children with the spawn method"
         )
         # First the batches that were not handed out: what the child does not hold it need not copy.
-        self._ready = deque()
+        self._ready, self._fed = deque(), None
         self._forgotten.detach()
         if self._transcript is not None:
             self._transcript.after_fork()

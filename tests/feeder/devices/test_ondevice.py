@@ -352,6 +352,21 @@ def test_a_consumer_makes_the_same_of_its_batches(machine: Machine, way: str) ->
 
 @pytest.mark.served
 @pytest.mark.parametrize("device", ("cpu", "cuda:0"))
+def test_a_consumers_position_is_that_of_the_rows(machine: Machine, device: str) -> None:
+    """Each batch is one call, of which the position holds a digest on the host."""
+    found = []
+    for on_device in (None, lambda batch: {"twice": mapped(lambda x: x * 2, batch["id"])}):
+        with (
+            serving(lambda: make(Pure(20, 4))) as server,
+            reading(server, device=device, on_device=on_device) as consumer,
+        ):
+            found.append([(batch.step, consumer.state_dict()) for batch in consumer])
+        del consumer
+    assert found[0] == found[1] and len(found[0]) == 20
+
+
+@pytest.mark.served
+@pytest.mark.parametrize("device", ("cpu", "cuda:0"))
 def test_a_consumer_is_told_what_its_function_does_wrong(
     machine: Machine, device: str, tmp_path: Path
 ) -> None:
