@@ -22,8 +22,8 @@ Facts = tuple[int, Sequence[int]]
 
 class OnDevice:
     """Calls the function with a batch, and looks at what it returns. Never changes once it is
-    bound to a stream; one thread at a time calls it. Adapters override how a batch is given, what
-    is taken of the result, and where the batch belongs."""
+    bound to a stream; a thread for each device calls it. Adapters override how a batch is given,
+    what is taken of the result, and where the batch belongs."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Raises `ConfigError` for what is no `fn(batch)` or `fn(batch, rng)`."""
@@ -121,6 +121,7 @@ def takes_draws(function: Any) -> bool:
             f"on_device is {function!r}, expected a function fn(batch) or fn(batch, rng)"
         )
     try:
+        # A module of PyTorch's takes anything by its call.
         signature = inspect.signature(getattr(function, "forward", function))
     except (TypeError, ValueError):
         return False  # Written in C, it tells no signature.

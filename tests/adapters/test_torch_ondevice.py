@@ -16,7 +16,7 @@ import torch
 
 import feeder
 from conformance.served import serving
-from feeder.adapters.torch import FeedLoader
+from feeder.adapters.torch import DataLoader, FeedLoader
 from standin.making import factors_of
 from watching import says
 
@@ -201,6 +201,8 @@ def test_what_is_no_batch_is_told_with_the_loaders_step(told: str) -> None:
 def test_what_is_no_function_is_told_before_anything_begins(given: Any) -> None:
     with pytest.raises(feeder.ConfigError, match=r"^on_device is .*, expected (a|fn)"):
         load(on_device=given)
+    with pytest.raises(feeder.ConfigError, match="on_device is an argument of FeedLoader"):
+        DataLoader(Items(), on_device=given)
 
 
 def test_a_feed_has_its_own() -> None:

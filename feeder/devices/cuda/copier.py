@@ -45,8 +45,8 @@ class Copier:
 
     If a function makes something of the batches (`on_device`), each is copied to one place, the
     function reads it there, and what it makes is copied to a slot: all on the copy stream, so that
-    nothing is waited for in between. What its library has lent it comes back on that stream, too,
-    and what it keeps of that is never seen by another stream.
+    nothing is waited for in between, and no other stream sees the memory that the function's
+    library has lent.
 
     Batches come in through `inbox` and go out through `ready`, in order, each with its slot in
     `placed`. None in `inbox` ends the thread. The thread owns all of it but the inbox, which any
@@ -227,14 +227,14 @@ class Copier:
         assert stream is not None and on_device is not None
         batch = self._raw.popleft()
         packed = packed_of(batch)
-        size, places = packed.layout.num_bytes, packed.layout
-        assert isinstance(places, Layout)
+        layout, size = packed.layout, packed.layout.num_bytes
+        assert isinstance(layout, Layout)
         landing = self._find_landing(size)
         # After all that was made of the batch before it: the stream is the same.
         driver.copy_in(landing.address, packed.address, size, stream)
         self._note_flight([packed])
         with driver.working_on(stream):
-            arrays = driver.arrays(landing.address, size, landing, places.places, packed.length)
+            arrays = driver.arrays(landing.address, size, landing, layout.places, packed.length)
             made = on_device(batch.with_arrays(joined(arrays, packed.on_host)))
             try:
                 lies = Made.of(driver, made.columns)

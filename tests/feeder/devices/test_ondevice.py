@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 from collections.abc import Iterator
 from itertools import islice
@@ -15,6 +14,8 @@ import pytest
 
 import feeder
 from conformance.served import reading, serving
+from feeder.checkpoint.transcript import read_file
+from feeder.devices.ondevice import OnDevice
 from feeder.devices.routed import HOLD
 from feeds import assert_same, deal, note, running
 from feeds import make as make_feed
@@ -30,7 +31,7 @@ from watching import says
 
 SEED = 11
 SEEDS = range(8)
-NUM = 10_000 if is_full else 200
+NUM = 2_000 if is_full else 200
 CPU, GPU = ("cpu",), ("cuda:0",)
 
 
@@ -310,8 +311,6 @@ def test_what_is_no_such_function_is_told(given: Any, told: str) -> None:
     ],
 )
 def test_draws_are_given_to_who_takes_them(given: Any, draws: bool) -> None:
-    from feeder.devices.ondevice import OnDevice
-
     assert OnDevice(given)._draws == draws
 
 
@@ -385,8 +384,6 @@ def test_a_consumer_is_told_what_its_function_does_wrong(
         with reading(server, resume=state) as consumer:
             assert next(consumer).step == 7
         del consumer
-    if more:
+    for file in tmp_path.iterdir():
         # A digest for each step, and none of one that was not handed out.
-        from feeder.checkpoint.transcript import read_run
-
-        assert os.listdir(tmp_path) and read_run(tmp_path)
+        assert read_file(file).steps.tolist() == list(range(7))
