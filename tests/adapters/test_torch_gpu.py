@@ -18,6 +18,7 @@ needs_framework("torch")
 import torch
 
 import feeder
+from conformance.served import serving
 from feeder.adapters.torch import FeedLoader
 from feeder.adapters.torch import feed_loader as adapter
 from feeder.devices.cuda import driver as drivers
@@ -25,6 +26,7 @@ from feeder.devices.cuda.runtime import Named
 from feeder.devices.cuda.torchdriver import TorchDriver
 from feeder.devices.layout import Form, lay_out
 from standin.gpu import Machine, StandinDriver, assert_sound, bytes_at
+from standin.making import factors_of
 
 NUM = 57
 
@@ -188,6 +190,28 @@ def test_an_error_of_a_function_on_the_gpu_comes_in_order(machine: Machine) -> N
         with pytest.raises(feeder.DeviceError, match=told):
             next(batches)
         assert loader.step == 5
+
+
+def test_a_connected_loaders_function_runs_on_the_gpu(machine: Machine) -> None:
+    def serve() -> feeder.Coordinator:
+        return feeder.init_data_input_workers(
+            ["x"], feeder.sources.arrays({"x": np.arange(24.0)}), 4, seed=6,
+            coordinator=feeder.Coordinator(),
+        )  # fmt: skip
+
+    def scale(batch: Any, rng: np.random.Generator) -> Any:
+        return batch["x"] * torch.from_numpy(rng.random(4, np.float32)), "a text"
+
+    with (
+        serving(serve) as server,
+        FeedLoader.connect(server.addresses[0], device="cuda:0", on_device=scale) as loader,
+    ):
+        found = [(values.tolist(), text) for values, text in loader]
+    assert found == [
+        (((np.arange(4.0) + 4 * index) * factors_of(6, 0, index)).tolist(), "a text")
+        for index in range(6)
+    ]
+    assert machine.num_copies > 0
 
 
 # ---- the driver's own way with tensors, on the host
