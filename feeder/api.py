@@ -96,6 +96,7 @@ def init_data_input_workers(
     writable: bool = False,
     version: str = "",
     depth: Annotated[int, Meta(ge=0, le=1024)] = 0,
+    on_device: Callable[..., Any] | None = None,
     resume: Any = None,
     skip: NonNegativeInt = 0,
     edit: Annotated[str, Meta(min_length=1, description="a text")] | None = None,
@@ -179,6 +180,11 @@ def init_data_input_workers(
         depth: Batches that are on each GPU ahead of the user, beside the three that the user may
             hold without a copy; as many lie in pinned memory of the host. 0 chooses by their size:
             32 MiB of batches, from 4 to 64.
+        on_device: A function ``fn(batch)`` or ``fn(batch, rng)`` that returns the arrays that are
+            handed out, by name. On a GPU it runs ahead of the user, on the stream of the copies, so
+            also with other names, shapes and dtypes; on the host when a batch is handed out. `rng`
+            is NumPy's generator for (seed, epoch, index of the batch). Not part of the stream. See
+            docs/gpu.md#work-on-the-device.
         resume: Where to go on: a Snapshot, its bytes, a token, a state dict, the path of a file; a
             `CheckpointStore`, or its folder or URL, for the newest in it; or "latest" for the
             newest in the coordinator's own place, and the beginning where nothing is there yet.

@@ -53,6 +53,8 @@ class FeedConfig(NamedTuple):
     """Rounds that are left out where it begins."""
     external_loggers: tuple[Any, ...]
     """Objects with a `log(dict)` method that are given the feed's statistics."""
+    on_device: Callable[..., Any] | None = None
+    """What makes of each batch what is handed out."""
     transcript: str | None = None
     """The folder in which each step is written down that was handed out; None writes none."""
     edit: str | None = None
@@ -123,6 +125,7 @@ def make_config(settings: Mapping[str, Any], first_worker_id: int) -> FeedConfig
         skip=settings["skip"],
         init_fun=settings["init_fun"],
         external_loggers=_loggers(settings["external_loggers"]),
+        on_device=settings["on_device"],
         transcript=_transcript(settings["transcript"], devices),
         edit=settings["edit"],
     )

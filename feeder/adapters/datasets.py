@@ -91,7 +91,7 @@ def end_of_epoch(*, is_first: bool) -> Columns:
 
 def is_empty(columns: Sequence[Any]) -> bool:
     """Whether a batch stands for the rest of an epoch of which nothing is left."""
-    return len(columns[0][0]) == 1
+    return isinstance(columns[0], np.ndarray) and len(columns[0][0]) == 1
 
 
 def is_told_epochs(dataset: Any) -> bool:

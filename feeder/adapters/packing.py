@@ -313,8 +313,13 @@ def unpack(batch: Sequence[NDArray[Any]], make: Callable[[NDArray[Any], Leaf], A
     """The structure of a batch's two columns; `make` gives the array of a leaf, over the bytes of
     the row that it is given."""
     layout, data = batch
-    row = data[0]
-    return _built(_read(layout.tobytes()), row, make)
+    row, raw = data[0], layout.tobytes()
+    # One of long texts comes once.
+    return _built(_read(raw) if len(raw) <= _MOST_CACHED else _read.__wrapped__(raw), row, make)
+
+
+_MOST_CACHED = 16 * 1024
+"""Bytes of a layout that is kept: of batches that are alike it is the same, and parsed once."""
 
 
 @lru_cache(maxsize=256)
@@ -340,7 +345,35 @@ class _Value(NamedTuple):
     value: Any
 
 
-def _built(node: Any, row: NDArray[Any], make: Callable[[NDArray[Any], Leaf], Any]) -> Any:
+class Tree(NamedTuple):
+    """What is around the arrays of a structure, which are beside it. Immutable; any thread."""
+
+    node: Any
+
+    def of(self, arrays: Sequence[Any]) -> Any:
+        """The structure with other arrays in the places of its own."""
+        return _built(self.node, arrays, lambda row, leaf: row[leaf.offset])
+
+
+def split(structure: Any, is_array: Callable[[Any], bool]) -> tuple[Tree, list[Any]]:
+    """A structure and its arrays apart. Raises `TypeError` for what is in none."""
+    arrays: list[Any] = []
+
+    def part(value: Any) -> Any:
+        if is_array(value):
+            arrays.append(value)
+            return Leaf("", (), len(arrays) - 1)
+        if isinstance(value, _PLAIN):
+            return _Value(value)
+        if (found := _children(value)) is None:
+            raise TypeError(type(value).__name__)
+        kind, keys, children = found
+        return Node(kind, keys, tuple(map(part, children)))
+
+    return Tree(part(structure)), arrays
+
+
+def _built(node: Any, row: Any, make: Callable[[Any, Leaf], Any]) -> Any:
     if type(node) is Leaf:
         return make(row, node)
     if type(node) is _Value:

@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from operator import index
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +28,7 @@ from feeder.adapters.datasets import (
 from feeder.adapters.loop import Mark, Run
 from feeder.adapters.packing import COLUMNS
 from feeder.api import init_data_input_workers
+from feeder.devices.ondevice import OnDevice
 from feeder.errors import ConfigError, ResumeError
 from feeder.executors.options import Processes
 from feeder.feeds.coordinator import Coordinator
@@ -130,6 +132,35 @@ def find_ranks(rank: int | None, world_size: int | None, *, drops: bool) -> Rank
     return Ranks(Share(rank, world_size, drops))
 
 
+class Dealt(OnDevice):
+    """A function of batches of a loader, whose feeds begin wherever the loader stands: its draws
+    belong to the batch's place among those of all ranks."""
+
+    _began, _share = Place(), Share()
+    _length: Callable[[int], int | None] = staticmethod(lambda epoch: None)
+
+    def dealt(self, began: Place, share: Share, length: Callable[[int], int | None]) -> Dealt:
+        """The same for a feed of one rank that begins there; `length` is the batches of an
+        epoch, of all ranks."""
+        made = copy(self)
+        made._began, made._share, made._length = began, share, length
+        return made
+
+    def __call__(self, batch: Batch) -> Batch:
+        # What stands for the rest of an epoch of which nothing is left has no batch in it.
+        is_packed = tuple(batch) == COLUMNS
+        return batch if is_packed and is_empty(batch.columns) else super().__call__(batch)
+
+    def place(self, batch: Batch) -> tuple[int, int, int]:
+        began, share = self._began, self._share
+        epoch, index = began.epoch + batch.epoch, 0 if batch.epoch else began.index
+        number = index + batch.index * share.num + share.rank
+        if share.num > 1 and (num := self._length(epoch)) is not None:
+            # The last batch comes again for ranks without one.
+            number = min(number, num - 1)
+        return epoch, number, began.step + batch.step
+
+
 class MadeStream:
     """A feed that is made anew wherever a loader begins; never changes but for its sampler."""
 
@@ -177,11 +208,14 @@ class MadeStream:
         return MapBatches(self._dataset, self._indices, batched, share, place, self.faults)
 
     def _make(self, mark: Mark) -> Coordinator:
-        epochs = self._epochs_from(mark.place)
+        epochs, settings = self._epochs_from(mark.place), self._settings
+        if (on_device := settings.get("on_device")) is not None:
+            function = on_device.dealt(mark.place, self._share, self._num_batches)
+            settings = {**settings, "on_device": function}
         # A row is a whole batch, of a shape of its own.
         return init_data_input_workers(
             list(COLUMNS), self._fetch(mark), 1, 1, NAME, epochs=epochs, dont_rebatch=True,
-            writable=True, coordinator=Coordinator(), **self._settings,
+            writable=True, coordinator=Coordinator(), **settings,
         )  # fmt: skip
 
     def _epochs_from(self, place: Place) -> int | None:

@@ -95,8 +95,11 @@ def feed_keys() -> dict[str, Parameter]:
         "external_loggers": collections.abc.Sequence[str] | None,
         "executor": _EXECUTOR,
     }
-    # What trainers were handed out is known to them: their consumers write transcripts.
-    without = {"fetch_fun", "input_source_name", "resume", "coordinator", "transcript"}
+    # What trainers were handed out is known to them: their consumers write transcripts, and have
+    # the devices that a function may run on.
+    without = {
+        "fetch_fun", "input_source_name", "resume", "coordinator", "transcript", "on_device"
+    }  # fmt: skip
     return {
         "fetch": Parameter(name="fetch", type=str | None, default=None),
         "source": Parameter(name="source", type=str | None, default=None),

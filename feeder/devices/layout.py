@@ -46,6 +46,39 @@ class Layout(NamedTuple):
     """Bytes of the slot, a multiple of 64 and at least that."""
 
 
+class Form(NamedTuple):
+    """How an array that a function made on a device lies in memory, as its driver says it."""
+
+    shape: tuple[int, ...]
+    """Its shape."""
+    dtype: Any
+    """Its dtype."""
+    strides: Any
+    """Its strides; all of its memory is elements of it."""
+    num_bytes: int
+    """Bytes of it."""
+    offset: int = 0
+    """Its first byte in a slot."""
+
+
+class Forms(NamedTuple):
+    """How what a function made of a batch lies in a slot."""
+
+    places: tuple[Form, ...]
+    """One for each array."""
+    num_bytes: int
+    """Bytes of the slot, a multiple of 64 and at least that."""
+
+
+def lay_out(forms: Iterable[Form]) -> Forms:
+    """Arrays in order, each at a multiple of 64 bytes."""
+    places, size = [], 0
+    for form in forms:
+        places.append(form._replace(offset=size))
+        size += -(-form.num_bytes // ALIGNMENT) * ALIGNMENT
+    return Forms(tuple(places), max(size, ALIGNMENT))
+
+
 def layout(columns: Iterable[Column], rows: int) -> Layout:
     """The layout of a slot for `rows` rows: columns in order, each at a multiple of 64 bytes."""
     places, size = [], 0

@@ -9,6 +9,7 @@ from feeder.devices.cuda.driver import is_gpu, open_driver
 from feeder.devices.cuda.pinned import PinnedSlots
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.host import HostQueue
+from feeder.devices.ondevice import OnDevice
 from feeder.devices.slots import HostSlots, PrivateSlots
 from feeder.errors import ClosedError, ConfigError, FeedError
 from feeder.workers.stream.buffers import OpenSlot, Slot, Slots
@@ -80,7 +81,8 @@ class Devices:
 
     `capacity` bounds each host queue, `depth` the slots of each GPU (0: by the batches' size). A
     user who waits calls `describe_wait` every `look_s` seconds at the latest, or makes the batches
-    by `advance` if no thread does. Raises `ConfigError` where a GPU cannot be had.
+    by `advance` if no thread does. GPUs call `on_device` for each batch. Raises `ConfigError` where
+    a GPU cannot be had.
 
     The stream's owner makes, starts, closes and joins it; nothing is assigned after it was made.
     """
@@ -95,6 +97,7 @@ class Devices:
         writable: bool,
         look_s: float,
         advance: Callable[[], None] | None = None,
+        on_device: OnDevice | None = None,
     ) -> None:
         if advance is not None and (len(names) > 1 or is_gpu(names[0])):
             raise ConfigError(
@@ -102,6 +105,7 @@ class Devices:
                 "for the others while the user reads one; give num_threads=1 or more, or leave "
                 "devices= out"
             )
+        self._on_device = on_device
         # All host devices share one pool: slots go to whichever is next.
         host = PrivateSlots() if writable else HostSlots()
         self._pinned: list[PinnedSlots] = []
@@ -131,7 +135,7 @@ class Devices:
         slots = PinnedSlots(driver, depth)
         queue = CudaQueue(
             driver, describe_wait, depth=depth, hold=HOLD, lower=_LOWER, on_failure=slots.fail,
-            look_s=look_s,
+            look_s=look_s, on_device=self._on_device,
         )  # fmt: skip
         # One watch: the enqueuer waits for a slot, and the user of another device asks the queue
         # how long.

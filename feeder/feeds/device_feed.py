@@ -69,6 +69,7 @@ class DeviceFeed(EpochReader):
         transcript = stream.transcripts[self._device] if stream.transcripts else None
         # Assignments alone, without a call between them.
         self._stream, self._queue, self._receive = stream, queue, receive
+        self._on_device = stream.on_device if receive is None else None
         self._progress, self._counts = stream.progress, stream.counted.handed
         self._transcript = transcript
 
@@ -95,13 +96,15 @@ class DeviceFeed(EpochReader):
                 self._end_is_told = True
                 raise StopIteration
             if self._receive is None:
-                batch, is_last = ready[0], len(ready) == 1
+                fed, is_last = ready[0], len(ready) == 1
+                batch = fed if self._on_device is None else self._on_device(fed)
             else:
-                batch, is_last = self._receive(ready.popleft()), not ready
+                fed = batch = self._receive(ready.popleft())
+                is_last = not ready
             if is_last:
                 self._stream.pipeline.queue.hand_out(self._device, self._held)
             if self._transcript is not None:
-                self._transcript.note(batch)
+                self._transcript.note(fed)
             epoch = self._enter(batch.epoch)
             epoch.newest = batch.index
             batch.of = epoch
@@ -128,7 +131,7 @@ class DeviceFeed(EpochReader):
                     raise
             if self._receive is None:
                 del ready[0]
-                self._newest = batch if batch.place.batch is not None else None
+                self._newest = fed if fed.place.batch is not None else None
             return batch
         finally:
             self._is_read = False

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from feeder.checkpoint.transcribing import Start, Transcript
 from feeder.checkpoint.triggers import CheckpointTriggers
 from feeder.config import FeedConfig
+from feeder.devices.ondevice import OnDevice
 from feeder.devices.routed import Devices
 from feeder.errors import (
     ClosedError,
@@ -185,13 +186,16 @@ class Stream:
         self._unusable: FeedError | None = ClosedError(
             f"feed {config.name!r} is not started: use `with coordinator:` or coordinator.start()"
         )
+        facts, function = (config.stream.seed, config.stream.axes), OnDevice.of(config.on_device)
+        self.on_device = function and function.of_stream(lambda batch: facts)
+        """What makes of each batch what is handed out."""
         # The bound is on all devices together; each gets its share, and one batch at least.
         num = len(config.devices)
         most = max(1, config.max_buffered_batches // num)
         self._devices = Devices(
             config.devices, self._describe_wait, capacity=most, depth=config.depth,
             writable=config.run.writable, look_s=config.run.timeout_s,
-            advance=None if config.run.num_threads else self._advance,
+            advance=None if config.run.num_threads else self._advance, on_device=self.on_device,
         )  # fmt: skip
         self.queues, self.slots = self._devices.queues, self._devices.slots
         self.progress = Progress(num)

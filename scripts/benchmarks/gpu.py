@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
-from typing import Any
 
+import beside_torch
 from benchmarks.contenders import copyto, feed
-from benchmarks.fetches import HUGE, IMAGES, KINDS, SMALL, Array, Size, constant
+from benchmarks.fetches import HUGE, IMAGES, KINDS, SMALL, Size, constant
 from benchmarks.harness import Contender, Cost, Row, Settings, Take, Watch, batches
 from benchmarks.report import Load
 from benchmarks.service import served
@@ -28,7 +28,6 @@ from feeder.errors import ConfigError
 DEVICE = "cuda:0"
 WRITERS = 8
 """Threads that fill batches at once."""
-NUM_WORKERS = 2
 IN_FLIGHT = 4
 """Copies that the loop has under way: one would wait for the host in between."""
 STEP_S = 0.020
@@ -73,64 +72,6 @@ def written_on_gpu(kind: str, size: Size) -> Contender:
     )  # fmt: skip
 
 
-# ---- beside PyTorch
-
-_LENGTH = 10**9
-
-
-class Batches:
-    """A data set, as PyTorch wants it, whose items are whole batches: nothing is left to stack."""
-
-    def __init__(self, size: Size) -> None:
-        self._batch = size.rows(size.batch_size)
-
-    def __len__(self) -> int:
-        return _LENGTH
-
-    def __getitem__(self, index: int) -> Array:
-        return self._batch
-
-
-class Samples(Batches):
-    """One of rows that were prepared once."""
-
-    def __getitem__(self, index: int) -> Array:
-        row: Array = self._batch[index % len(self._batch)]
-        return row
-
-
-@contextmanager
-def data_loader(make_dataset: Callable[[], Any], batch_size: int | None) -> Iterator[Take]:
-    """PyTorch's DataLoader with pinned memory, and copies that do not wait."""
-    torch = importlib.import_module("torch")
-    loaders = importlib.import_module("torch.utils.data")
-    loader = loaders.DataLoader(
-        make_dataset(), batch_size, num_workers=NUM_WORKERS, pin_memory=True
-    )
-    read = iter(loader)
-
-    def take() -> Any:
-        return next(read).to(DEVICE, non_blocking=True)
-
-    take()
-    yield take
-    torch.cuda.synchronize()
-
-
-@contextmanager
-def feed_loader(size: Size) -> Iterator[Take]:
-    """Feeder's loader over the same samples."""
-    adapter = importlib.import_module("feeder.adapters.torch")
-    loader = adapter.FeedLoader(
-        Samples(size), size.batch_size, num_workers=NUM_WORKERS, device=DEVICE
-    )
-    with loader:
-        read = iter(loader)
-        next(read)
-        yield partial(next, read)
-        importlib.import_module("torch").cuda.synchronize()
-
-
 # ---- steps of a trainer
 
 Work = Callable[[], None]
@@ -164,7 +105,7 @@ def step_work() -> tuple[Work, Work]:
     return partial(work, num), wait
 
 
-def step(settings: Settings, *, fed: bool) -> Cost:
+def step(settings: Settings, fed: Contender = lambda: nullcontext(lambda: None)) -> Cost:
     """Steps as a trainer makes them, with a batch each or without; how many batches were late. It
     waits for the step before last, so that the host does not run away from the GPU."""
     (work, wait), watch = step_work(), Watch()
@@ -172,7 +113,7 @@ def step(settings: Settings, *, fed: bool) -> Cost:
     driver = open_driver(DEVICE)
     driver.bind()
     done = [driver.make_event(), driver.make_event()]
-    with on_gpu(IMAGES)() if fed else nullcontext(lambda: None) as take:
+    with fed() as take:
 
         def steps() -> int:
             late = 0
@@ -209,17 +150,6 @@ def _bus_rows(title: str, name: str, size: Size) -> Iterator[Row]:
     yield batches(f"{title}, from a server's memory", to_gpu, of=host)
 
 
-def _torch_rows() -> Iterator[Row]:
-    whole = partial(data_loader, partial(Batches, IMAGES), None)
-    stacked = partial(data_loader, partial(Samples, IMAGES), IMAGES.batch_size)
-    ours = partial(feed_loader, IMAGES)
-    yield batches("20 MB, DataLoader", whole, ours=False, needs="torch")
-    yield batches("20 MB, beside DataLoader", on_gpu(IMAGES), of="20 MB, DataLoader",
-                  needs="torch")  # fmt: skip
-    yield batches("samples, DataLoader", stacked, ours=False, needs="torch")
-    yield batches("samples, FeedLoader", ours, of="samples, DataLoader", needs="torch")
-
-
 LOAD = Load(
     name="gpu",
     about=__doc__,
@@ -227,11 +157,12 @@ LOAD = Load(
         *(row for large in LARGE for row in _bus_rows(*large)),
         batches("8 KB, copied", on_gpu(SMALL), of="8 KB, loop of memcpyAsync"),
         batches("8 KB, loop of memcpyAsync", partial(memcpy_loop, SMALL), ours=False),
-        Row(name="step, fed", measure=partial(step, fed=True), of="step, alone",
+        Row(name="step, fed", measure=partial(step, fed=on_gpu(IMAGES)), of="step, alone",
             counts_batches=False),
-        Row(name="step, alone", measure=partial(step, fed=False), ours=False,
-            counts_batches=False),
-        *_torch_rows(),
+        Row(name="step, made ready", measure=partial(step, fed=beside_torch.made_on_gpu),
+            of="step, alone", counts_batches=False, needs="torch"),
+        Row(name="step, alone", measure=step, ours=False, counts_batches=False),
+        *beside_torch.rows(on_gpu),
     ),
 )  # fmt: skip
 

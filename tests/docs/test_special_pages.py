@@ -29,7 +29,7 @@ def test_the_page_on_gpus_runs_over_a_stand_in(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (block,) = [one.code for one in blocks_of(PAGES / "gpu.md") if one.language == "python"]
+    (block, _) = [one.code for one in blocks_of(PAGES / "gpu.md") if one.language == "python"]
     printed: list[str] = []
     names = {"print": lambda *values: printed.append(" ".join(map(str, values)))}
     machine = Machine()

@@ -26,6 +26,11 @@ class Poisoning(CupyDriver):
         self._runtime.memsetAsync(target, POISON, num_bytes, stream.ptr)
         super().copy_in(target, source, num_bytes, stream)
 
+    def copy_within(self, target: int, source: int, num_bytes: int, stream: Any) -> None:
+        with self._bound():
+            self._runtime.memsetAsync(target, POISON, num_bytes, stream.ptr)
+        super().copy_within(target, source, num_bytes, stream)
+
     def register(self, memory: memoryview) -> Any:
         if not self.registers:
             raise RuntimeError("not in this test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,26 @@ POISON = 0xA5
 pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.timeout(300)]
 
 
+@contextmanager
+def poisoning() -> Iterator[list[int]]:
+    """Memory of the device is poisoned before each copy into it; yields the copies' sizes."""
+    sizes: list[int] = []
+
+    def poisons(copy: Any) -> Any:
+        def poison(driver: Any, target: int, source: int, num_bytes: int, stream: Any) -> None:
+            sizes.append(num_bytes)
+            memset = driver._runtime._raising(driver._runtime._bindings.cudaMemsetAsync)
+            memset(target, POISON, num_bytes, stream.ptr)
+            copy(driver, target, source, num_bytes, stream)
+
+        return poison
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("copy_in", "copy_within"):
+            patch.setattr(TorchDriver, name, poisons(getattr(TorchDriver, name)))
+        yield sizes
+
+
 @pytest.fixture
 def torch() -> Any:
     needs("torch")
@@ -33,17 +54,7 @@ def torch() -> Any:
 @pytest.fixture
 def poisoned(torch: Any) -> Iterator[list[int]]:
     """Memory of the device is poisoned before each copy into it; yields the copies' sizes."""
-    sizes: list[int] = []
-    copy_in = TorchDriver.copy_in
-
-    def poison(driver: Any, target: int, source: int, num_bytes: int, stream: Any) -> None:
-        sizes.append(num_bytes)
-        memset = driver._runtime._raising(driver._runtime._bindings.cudaMemsetAsync)
-        memset(target, POISON, num_bytes, stream.ptr)
-        copy_in(driver, target, source, num_bytes, stream)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TorchDriver, "copy_in", poison)
+    with poisoning() as sizes:
         yield sizes
     assert sizes
 

@@ -80,14 +80,23 @@ class PinnedMemoryPointer(np.ndarray):
 class NDArray:
     """`cupy.ndarray`, without values."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, memptr: Any, base: Any = None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: Any, memptr: Any, strides: Any = None, *,
+        base: Any = None,
+    ) -> None:  # fmt: skip
         self.like = np.broadcast_to(np.empty((), dtype), shape) if base is None else base
         self.shape = self.like.shape
         self.dtype = dtype
         self.data = memptr
+        self.strides = np.empty(self.shape, dtype).strides if strides is None else strides
+        self.nbytes = self.like.size * self.dtype.itemsize
+
+    @property
+    def device(self) -> Any:
+        return SimpleNamespace(id=self.data.mem.device_id)
 
     def __getitem__(self, key: Any) -> NDArray:
-        return NDArray((), self.dtype, self.data, self.like[key])
+        return NDArray((), self.dtype, self.data, base=self.like[key])
 
 
 def make_cupy(num_gpus: int = 2) -> Any:
@@ -111,6 +120,7 @@ def make_cupy(num_gpus: int = 2) -> Any:
     cupy.__spec__ = importlib.machinery.ModuleSpec("cupy", None, origin="here")
     cupy.__version__ = "14.2.0"
     cupy.ndarray = NDArray
+    cupy.ascontiguousarray = lambda array: NDArray(array.shape, array.dtype, array.data)
     cupy.current = SimpleNamespace(ptr=0)
     cupy.cuda = SimpleNamespace(
         runtime=runtime, Event=event, PinnedMemory=pinned,

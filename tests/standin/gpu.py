@@ -11,16 +11,16 @@ import ctypes
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import pytest
 
 from feeder.devices.cuda import driver as drivers
-from feeder.devices.layout import ColumnPlace
+from feeder.devices.cuda.driver import Found
+from feeder.devices.layout import ColumnPlace, Form
 from feeder.errors import ConfigError
 from standin.arrays import DeviceArray
 from standin.streams import Clockwork, Event, Stream
@@ -82,6 +82,17 @@ class Kept(np.ndarray):
         return kept
 
 
+class Lent:
+    """Memory of a library's pool, which goes back there."""
+
+    def __init__(self, region: Region, free: list[Region]) -> None:
+        self.region = region
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free.append(self.region)
+
+
 class Registered:
     """Memory that is pinned for as long as this lives."""
 
@@ -126,6 +137,8 @@ class Machine:
         self.failing: dict[str, Exception] = {}
         self.drivers: list[StandinDriver] = []
         self.here = threading.local()
+        self.pools: dict[tuple[str, int, int], list[Region]] = {}
+        """What a library has of each device for each stream and size, and has not lent."""
 
     # ---- memory
 
@@ -158,6 +171,24 @@ class Machine:
                 self.clockwork.drain_all()
                 region.values[:] = POISON
             self.regions.remove(region)
+
+    def lend(self, driver: StandinDriver, stream: Stream, num_bytes: int) -> Lent:
+        """Memory of the library's pool for work of a stream."""
+        with self.clockwork.lock:
+            free = self.pools.setdefault((driver.name, stream.ptr, num_bytes), [])
+            if not free:
+                values = np.empty(num_bytes, np.uint8)
+                region = Region("pool", driver.name, values, values.ctypes.data, num_bytes)
+                self.regions.append(region)
+                free.append(region)
+            return Lent(free.pop(), free)
+
+    def empty_pools(self) -> None:
+        """What the libraries have not lent goes back to the device."""
+        for free in self.pools.values():
+            for region in free:
+                self.regions.remove(region)
+            free.clear()
 
     def find(self, kinds: tuple[str, ...], address: int, num_bytes: int) -> Region | None:
         """The memory that an address is in."""
@@ -215,8 +246,10 @@ class Machine:
         """Work of this thread goes to another stream meanwhile."""
         before = self.current(ordinal)
         self.here.streams[ordinal] = stream
-        yield stream
-        self.here.streams[ordinal] = before
+        try:
+            yield stream
+        finally:
+            self.here.streams[ordinal] = before
 
     def drivers_of(self, ordinal: int) -> StandinDriver:
         """The driver of a GPU; the same for all its queues."""
@@ -301,7 +334,7 @@ class StandinDriver:
         self.machine.copy(stream, ("pinned", "registered"), target, source, num_bytes)
 
     def copy_within(self, target: int, source: int, num_bytes: int, stream: Stream) -> None:
-        self.machine.copy(stream, ("device",), target, source, num_bytes)
+        self.machine.copy(stream, ("device", "pool"), target, source, num_bytes)
 
     def current_stream(self) -> Stream:
         return self.machine.current(self.ordinal)
@@ -315,14 +348,60 @@ class StandinDriver:
         self, address: int, num_bytes: int, root: object, places: Sequence[ColumnPlace], length: int
     ) -> tuple[DeviceArray, ...]:
         memory = bytes_at(address, num_bytes)
-        read = partial(self._read, root)
         made = []
         for shape, dtype, axis, offset, _ in places:
             values = np.ndarray(shape, dtype, memory.data, offset)
-            made.append(DeviceArray(values, root, read)[(slice(None),) * axis + (slice(length),)])
+            made.append(DeviceArray(values, root, self)[(slice(None),) * axis + (slice(length),)])
         return tuple(made)
 
-    def _read(self, root: object, values: np.ndarray) -> np.ndarray:
+    # ---- what functions make
+
+    def working_on(self, stream: Stream) -> AbstractContextManager[Stream]:
+        return self.machine.on(stream, self.ordinal)
+
+    def find(self, value: Any) -> Found | None:
+        if not isinstance(value, DeviceArray):
+            return None
+        if value.device is not self:
+            raise ValueError(f"an array on {value.device}, expected one on {self.name}")
+        if not value.values.flags.c_contiguous:
+            value = value.map(np.ascontiguousarray)
+        values = value.values
+        form = Form(values.shape, values.dtype, values.strides, values.nbytes)
+        return Found(value, values.ctypes.data, form)
+
+    def arrays_like(
+        self, address: int, num_bytes: int, root: object, forms: Sequence[Form]
+    ) -> tuple[DeviceArray, ...]:
+        memory = bytes_at(address, num_bytes)
+        return tuple(
+            DeviceArray(
+                np.ndarray(form.shape, form.dtype, memory.data, form.offset, form.strides),
+                root, self,
+            )
+            for form in forms
+        )  # fmt: skip
+
+    def compute(self, function: Callable[..., np.ndarray], *arrays: Any) -> DeviceArray:
+        """Give the current stream the making of an array, in memory of the library's pool. It is
+        as those of CuPy and PyTorch are: what comes back to it is lent again to work of the same
+        stream at once, whoever else still reads it."""
+        values = [one.values if isinstance(one, DeviceArray) else one for one in arrays]
+        like = function(*(np.zeros_like(value) for value in values))
+        stream = self.current_stream()
+        lent = self.machine.lend(self, stream, max(like.nbytes, 1))
+        target = np.ndarray(like.shape, like.dtype, lent.region.values.data)
+
+        def begin() -> None:
+            lent.region.values[:] = POISON
+
+        def end() -> None:
+            target[...] = function(*values)
+
+        self.clockwork.give(stream, begin, end)
+        return DeviceArray(target, lent, self)
+
+    def read(self, values: np.ndarray) -> np.ndarray:
         """What an array holds when the work given to the current stream is done."""
         found: list[np.ndarray] = []
         self.clockwork.give(self.current_stream(), lambda: found.append(values.copy()))
@@ -344,4 +423,5 @@ def assert_sound(machine: Machine) -> None:
     machine.clockwork.drain_all()
     assert machine.faults == []
     gc.collect()
+    machine.empty_pools()
     assert [(region.kind, region.num_bytes) for region in machine.regions] == []

@@ -25,9 +25,10 @@ from feeder.workers.stream.chunks import arrow_chunks
 from feeder.workers.stream.memory import POOL
 from feeder.workers.stream.position import Cut, LazyPosition
 
-# The second word of the Philox key keeps the two families of draws apart.
+# The second word of the Philox key keeps the families of draws apart.
 _DRAWS_OF_CALL = 1
 _DRAWS_OF_RECORD = 2
+_DRAWS_OF_BATCH = 3
 
 
 class PlaceOfCall(Protocol):
@@ -103,6 +104,12 @@ class Call(_CallFields):
         if isinstance(record, bytes):
             record = xxhash.xxh3_64_intdigest(record)
         return _generator(self.seed, _DRAWS_OF_RECORD, self.epoch, int(record))
+
+
+def rng_of_batch(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """The random numbers of a batch, by its number in the order of the epoch: whoever reads it, on
+    whichever device, draws the same."""
+    return _generator(seed, _DRAWS_OF_BATCH, epoch, index)
 
 
 def _generator(seed: int, family: int, epoch: int, item: int) -> np.random.Generator:
@@ -267,9 +274,11 @@ class Batch(Mapping[str, NDArray[Any]]):
         # A batch that was repeated to fill a round has no real row, and is none of the stream's.
         return self.of.records_of(self) if self.rows else ()
 
-    def with_arrays(self, arrays: tuple[Any, ...]) -> Batch:
-        """The same batch in other memory; it counts for as much in the bound."""
-        batch = Batch(self._names, arrays, self.place, self.epoch, self.index, self.step, self.rows)
+    def with_arrays(self, arrays: tuple[Any, ...], names: tuple[str, ...] = ()) -> Batch:
+        """The same batch in other memory, or of other columns; it counts for as much in the
+        bound."""
+        numbers = self.epoch, self.index, self.step, self.rows
+        batch = Batch(names or self._names, arrays, self.place, *numbers)
         # The slot is not taken over: its memory was given back when the copy was done.
         batch.held_bytes, batch.kept_rows = self.held_bytes, self.kept_rows
         batch.turn = self.turn

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import GenericAlias
 from typing import Any
 
@@ -26,11 +26,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 from feeder.adapters.datasets import Batched, Ordered, Sampled, States, check_samples
 from feeder.adapters.loop import EpochLoader, Stream
-from feeder.adapters.packing import COLUMNS, Array, Leaf, unpack
+from feeder.adapters.packing import COLUMNS, Array, Leaf, split, unpack
 from feeder.adapters.skips import AN_ITERABLE_ENDS, NO_FAULTS, check_on_error
 from feeder.adapters.streams import (
     FEEDS,
     Connection,
+    Dealt,
     Function,
     MadeStream,
     Ranks,
@@ -42,6 +43,7 @@ from feeder.adapters.streams import (
 )
 from feeder.adapters.torch.callers import note_reader, tell_saver
 from feeder.devices.cuda.torchdriver import import_bindings
+from feeder.devices.ondevice import check_rows, wrong
 from feeder.errors import ConfigError, ResumeError
 from feeder.sources import LeftOut, RecordError, Source
 from feeder.state import codec
@@ -102,6 +104,11 @@ class FeedLoader(EpochLoader):
             `feeder.Processes(n)` with its options.
         global_batch_size: Samples per batch of all ranks together, in place of `batch_size`: it is
             the same after a resume with another number of ranks.
+        on_device: A function ``fn(batch)`` or ``fn(batch, rng)`` of a batch as the loop would have
+            it, which returns what the loop is to have: tensors on the same device, with as many
+            rows. On a GPU it runs ahead of the loop, beside the GPU's work, without gradients;
+            on the host when a batch is asked for. `rng` is NumPy's generator for the seed, the
+            epoch and the batch's number among those of all ranks.
         on_error: "skip" leaves out samples whose `__getitem__` raises `ValueError`, `RuntimeError`
             or, several times, `OSError`: their batches are shorter. `left_out` lists them.
     """
@@ -134,6 +141,7 @@ class FeedLoader(EpochLoader):
         executor: Any = None,
         global_batch_size: int | None = None,
         on_error: OnError = "raise",
+        on_device: Callable[..., Any] | None = None,
     ) -> None:
         given = dict(locals())
         _check(given)
@@ -144,10 +152,10 @@ class FeedLoader(EpochLoader):
         self.pin_memory = pin_memory
         self._is_of_group = rank is None and world_size is None and _has_group()
         gpu = None if isinstance(dataset, FEEDS) else _gpu(device)
-        # Where batches come on the GPU nothing is moved any more.
-        self._device = None if device is None or gpu is not None else torch.device(device)
-        self._pins = pin_memory and torch.cuda.is_available() and gpu is None
+        self._tensors = _Tensors(device, pin_memory, gpu)
         given["devices"] = gpu or "cpu"
+        given["on_device"] = on_device and OnTensors(on_device, self._tensors)
+        self._makes = on_device is not None
         super().__init__(_stream_of(dataset, given), epochs)
         if self._is_of_group and sampler is None and batch_sampler is None:
             _compare_rows(dataset)
@@ -156,16 +164,26 @@ class FeedLoader(EpochLoader):
 
     @classmethod
     def connect(
-        cls, addresses: Any = None, *, device: Any = None, pin_memory: bool = False, **options: Any
+        cls,
+        addresses: Any = None,
+        *,
+        device: Any = None,
+        pin_memory: bool = False,
+        on_device: Callable[..., Any] | None = None,
+        **options: Any,
     ) -> FeedLoader:
         """A loader over one queue of a served feed, with the arguments of `feeder.connect`. Batches
         are dicts of tensors by column."""
         gpu = _gpu(device)
-        return cls(
-            Connection(addresses, options if gpu is None else {**options, "device": gpu}),
-            device=device,
-            pin_memory=pin_memory and gpu is None,
+        if gpu is not None:
+            options["device"] = gpu
+        if on_device is not None:
+            options["on_device"] = OnTensors(on_device, _Tensors(device, pin_memory, gpu))
+        loader = cls(
+            Connection(addresses, options), device=device, pin_memory=pin_memory and gpu is None
         )
+        loader._makes = on_device is not None
+        return loader
 
     def __class_getitem__(cls, of: Any) -> Any:
         """The class itself: annotations say what its batches are, as `DataLoader[int]`."""
@@ -220,6 +238,27 @@ class FeedLoader(EpochLoader):
             _compare_steps(self._stream.fingerprint, self.step)
 
     def _convert(self, batch: Batch) -> Any:
+        if not self._makes:
+            return self._tensors.of(batch)
+        # What the function has made, which the feed gives apart.
+        tree: Any
+        tree, *tensors = batch.columns
+        return tree.of(tensors)
+
+
+# ---- tensors
+
+
+class _Tensors:
+    """How batches become tensors. Fixed when made: any thread calls it."""
+
+    def __init__(self, device: Any, pins: bool, gpu: str | None) -> None:
+        # Where batches come on the GPU nothing is moved any more.
+        self._device = None if device is None or gpu is not None else torch.device(device)
+        self._pins = pins and torch.cuda.is_available() and gpu is None
+
+    def of(self, batch: Batch) -> Any:
+        """The tensors of a batch, in its structure."""
         if tuple(batch) == COLUMNS:
             return unpack(batch.columns, self._tensor)
         made = {name: self._moved(_as_tensor(batch[name])) for name in batch}
@@ -239,7 +278,45 @@ class FeedLoader(EpochLoader):
         return tensor
 
 
-# ---- tensors
+class OnTensors(Dealt):
+    """A function of tensors, in the structure that the loop has them in. What it returns leaves the
+    feed as a `Tree` and tensors."""
+
+    def __init__(self, function: Callable[..., Any], tensors: _Tensors) -> None:
+        super().__init__(function)
+        self._tensors = tensors
+
+    def __call__(self, batch: Batch) -> Batch:
+        with torch.no_grad():
+            return super().__call__(batch)
+
+    def give(self, batch: Batch) -> Any:
+        return self._tensors.of(batch)
+
+    def take(
+        self, batch: Batch, given: Any, axes: Sequence[int], made: Any
+    ) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+        try:
+            tree, tensors = split(made, _is_tensor)
+        except TypeError as error:
+            raise wrong(
+                f"returned a batch with {error} in it, expected tensors, numbers, texts, None, "
+                "or tuples, lists, dicts and dataclasses of these"
+            ) from None
+        if not tensors:
+            raise wrong(
+                f"returned {'None' if made is None else f'a {type(made).__name__}'}, expected a "
+                "batch of tensors"
+            )
+        rows = {len(one) for one in split(given, _is_tensor)[1] if one.shape}
+        for number, tensor in enumerate(tensors):
+            # A collate function may have made tensors of several lengths.
+            check_rows(f"tensor {number}", tensor, 0, min(rows) if len(rows) == 1 else None)
+        return ("tree", *map(str, range(len(tensors)))), (tree, *tensors)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _tensor_of(row: Any, leaf: Leaf) -> torch.Tensor:
@@ -387,6 +464,7 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
         "seed": seed,
         "timeout": given["timeout"] or _TIMEOUT_S,
         "devices": given["devices"],
+        "on_device": given["on_device"],
         "max_buffered_batches": max(2, prefetch * max(1, given["num_workers"])),
         **executor_settings(given["num_workers"], given["executor"], _PRELOAD),
     }
@@ -555,7 +633,7 @@ def _ranks(given: dict[str, Any]) -> Ranks:
 _OF_SAMPLES = ("shuffle", "sampler", "batch_sampler", "collate_fn")
 _OF_DATA_SETS = (*_OF_SAMPLES, "batch_size", "num_workers", "drop_last", "timeout", "generator",
                  "prefetch_factor", "seed", "epochs", "rank", "world_size", "executor",
-                 "global_batch_size", "on_error")  # fmt: skip
+                 "global_batch_size", "on_error", "on_device")  # fmt: skip
 _NUMBERS = {
     "num_workers": 0, "batch_size": 1, "prefetch_factor": 1, "epochs": 1, "global_batch_size": 1,
 }  # fmt: skip

@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 _CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 
 _FORMAT = "feeder DataLoader 1"
-_OF_FEED_LOADER = ("rank", "world_size", "executor", "device")
+_OF_FEED_LOADER = ("rank", "world_size", "executor", "device", "on_device")
 
 
 class DataLoader(torch.utils.data.DataLoader[_T]):

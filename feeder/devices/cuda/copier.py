@@ -14,13 +14,14 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from feeder.devices.cuda.driver import Driver, Stream
+from feeder.devices.cuda.driver import Driver, Memory, Stream
 from feeder.devices.cuda.leases import Lease
-from feeder.devices.cuda.packed import Packed
+from feeder.devices.cuda.packed import Made, Packed, joined
 from feeder.devices.cuda.pinned import empty
-from feeder.devices.cuda.rules import Block, DeviceSlot, Traffic, Transfer
+from feeder.devices.cuda.rules import Block, DeviceSlot, Traffic, Transfer, packed_of
 from feeder.devices.host import HostQueue
-from feeder.devices.layout import ALIGNMENT, credit_for
+from feeder.devices.layout import ALIGNMENT, Layout, credit_for
+from feeder.devices.ondevice import OnDevice
 from feeder.errors import DeviceError, FeedError
 from feeder.workers.errors import in_words
 from feeder.workers.stream.batch import Batch
@@ -42,13 +43,24 @@ class Flight:
 class Copier:
     """What the copier's thread does, step by step.
 
+    If a function makes something of the batches (`on_device`), each is copied to one place, the
+    function reads it there, and what it makes is copied to a slot: all on the copy stream, so that
+    nothing is waited for in between, and no other stream sees the memory that the function's
+    library has lent.
+
     Batches come in through `inbox` and go out through `ready`, in order, each with its slot in
     `placed`. None in `inbox` ends the thread. The thread owns all of it but the inbox, which any
     thread writes to, a finaliser included, and `placed`, from which the user's thread takes.
     """
 
-    def __init__(self, driver: Driver, depth: int, hold: int, lower: str) -> None:
+    def __init__(
+        self, driver: Driver, depth: int, hold: int, lower: str, on_device: OnDevice | None = None
+    ) -> None:
         self.driver = driver
+        self._on_device = on_device
+        # What the function is to be called with, where it lies then, and its memory.
+        self._raw: deque[Batch] = deque()
+        self._landing: Memory | None = None
         self._depth = depth
         self.num_ahead = depth
         """Batches on the device ahead of the user at most; 0 until their size is known."""
@@ -81,6 +93,8 @@ class Copier:
         self._take_in()
         if self._is_over:
             return False
+        if self._can_make:
+            self._make()
         if self._traffic.wants_slots_of:
             self._make_block()
         # Copies are begun before any is waited for, so that the device is never idle while batches
@@ -88,10 +102,10 @@ class Copier:
         if self._traffic.can_load:
             while self._traffic.can_load:
                 ready.put(self._load(self._traffic.next_load()))
-        elif self._flights:
+        elif self._flights and not self._can_make:
             self._land()
         # After the last batch has been put: the end, or the error, has its place in the order.
-        if self._ending is not None and not self._traffic.filled:
+        if self._ending is not None and not (self._traffic.filled or self._raw):
             ready.finish(self._ending)
         return True
 
@@ -106,7 +120,8 @@ class Copier:
         for flight in self._flights:
             _give_back(flight.packed)
         self._flights.clear()
-        self._traffic = Traffic()
+        self._raw.clear()
+        self._traffic, self._landing = Traffic(), None
 
     def forget(self) -> None:
         """Let go of the batches that nobody took, and of leases that ended since; when the thread
@@ -120,7 +135,7 @@ class Copier:
         """All that is in the inbox, waiting for it where there is nothing else to do."""
         traffic = self._traffic
         # The only wait of this thread; while copies run it must come back to see them end.
-        block = not (self._flights or traffic.can_load or traffic.wants_slots_of)
+        block = not (self._flights or traffic.can_load or traffic.wants_slots_of or self._can_make)
         ended: list[Lease] = []
         with contextlib.suppress(Empty):
             while not self._is_over:
@@ -133,7 +148,7 @@ class Copier:
                 elif self._ending is not None:
                     pass  # Nothing comes after the end.
                 elif isinstance(told, list):
-                    traffic.filled.extend(told)
+                    (traffic.filled if self._on_device is None else self._raw).extend(told)
                 else:
                     self._ending = told
         if ended:
@@ -163,19 +178,30 @@ class Copier:
             # On the device: the copy waits for the user's last work on the slot, and no thread
             # does.
             driver.wait(stream, event)
-        driver.copy_in(transfer.target, transfer.source, transfer.num_bytes, stream)
-        # Two events: `ready` is waited for by the user's stream, and belongs to the slot; `done` is
-        # for the host, which gives the pinned memory back.
-        ready, done = slots[-1].copied, self._events.pop() if self._events else driver.make_event()
+        made = transfer.packed[0]
+        if isinstance(made, Made):
+            for source, at, num_bytes in made.pieces:
+                driver.copy_within(transfer.target + at, source, num_bytes, stream)
+        else:
+            driver.copy_in(transfer.target, transfer.source, transfer.num_bytes, stream)
+        # Two events: `ready` is waited for by the user's stream, and belongs to the slot; the other
+        # one is for the host, which gives the pinned memory back.
+        ready = slots[-1].copied
         driver.record(ready, stream)
-        driver.record(done, stream)
-        self._flights.append(Flight(transfer.packed, done))
+        if not isinstance(made, Made):
+            self._note_flight(transfer.packed)
         for slot in slots:
             slot.ready = ready
             slot.life.on("place")
         self.placed.extend(slots)
         # Without the host's arrays: they go back when the copy is done, whoever has the batch.
         return [batch.with_arrays(()) for batch in transfer.batches]
+
+    def _note_flight(self, packed: list[Packed]) -> None:
+        assert self._stream is not None
+        done = self._events.pop() if self._events else self.driver.make_event()
+        self.driver.record(done, self._stream)
+        self._flights.append(Flight(packed, done))
 
     def _land(self) -> None:
         """Wait for the oldest copy; the pinned memory of all that are done goes back."""
@@ -187,6 +213,47 @@ class Copier:
             _give_back(flight.packed)
             if not flights or not self.driver.is_done(flights[0].done):
                 return
+
+    # ---- what the function makes
+
+    @property
+    def _can_make(self) -> bool:
+        # One ahead of the slots, since its size is known only then.
+        return bool(self._raw) and not self._traffic.filled
+
+    def _make(self) -> None:
+        """Copy a batch, and have the function make what is to lie in the next slot."""
+        driver, stream, on_device = self.driver, self._stream, self._on_device
+        assert stream is not None and on_device is not None
+        batch = self._raw.popleft()
+        packed = packed_of(batch)
+        layout, size = packed.layout, packed.layout.num_bytes
+        assert isinstance(layout, Layout)
+        landing = self._find_landing(size)
+        # After all that was made of the batch before it: the stream is the same.
+        driver.copy_in(landing.address, packed.address, size, stream)
+        self._note_flight([packed])
+        with driver.working_on(stream):
+            arrays = driver.arrays(landing.address, size, landing, layout.places, packed.length)
+            made = on_device(batch.with_arrays(joined(arrays, packed.on_host)))
+            try:
+                lies = Made.of(driver, made.columns)
+            except ValueError as error:
+                raise on_device.error(batch, f"returned {error}") from None
+        self._traffic.filled.append(made.with_arrays(lies))
+
+    def _find_landing(self, num_bytes: int) -> Memory:
+        if self._landing is None or self._landing.num_bytes < num_bytes:
+            self._landing = None
+            try:
+                self._landing = self.driver.alloc_device(num_bytes)
+            except Exception as error:
+                raise DeviceError(
+                    f"{self.driver.name}: {num_bytes} bytes for the batch that on_device is given "
+                    f"were refused: {error}; {self.driver.free_bytes()} bytes are free; lower "
+                    f"{self._lower}"
+                ) from error
+        return self._landing
 
     def _make_block(self) -> None:
         """Make slots on the device, at least twice as large as those that were too small."""

@@ -7,8 +7,9 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
+from feeder.devices.cuda.driver import Found
 from feeder.devices.cuda.runtime import PORTABLE, RuntimeDriver
-from feeder.devices.layout import ColumnPlace
+from feeder.devices.layout import ColumnPlace, Form
 from feeder.errors import ConfigError
 
 
@@ -112,3 +113,28 @@ class CupyDriver(RuntimeDriver):
                 array = array[(slice(None),) * axis + (slice(length),)]
             arrays.append(array)
         return tuple(arrays)
+
+    def working_on(self, stream: Any) -> Any:
+        """The stream is CuPy's current one meanwhile."""
+        return stream
+
+    def find(self, value: Any) -> Found | None:
+        """An array of CuPy on this device."""
+        if not isinstance(value, self._cupy.ndarray):
+            return None
+        if value.device.id != self._ordinal:
+            raise ValueError(f"an array on GPU {value.device.id}, expected one on {self.name}")
+        value = self._cupy.ascontiguousarray(value) if value.shape else value
+        form = Form(value.shape, value.dtype, value.strides, value.nbytes)
+        return Found(value, int(value.data.ptr), form)
+
+    def arrays_like(
+        self, address: int, num_bytes: int, root: object, forms: Sequence[Form]
+    ) -> tuple[Any, ...]:
+        """CuPy's arrays over memory that `root` keeps."""
+        memory = self._cuda.UnownedMemory(address, num_bytes, root, self._ordinal)
+        pointer, ndarray = self._cuda.MemoryPointer, self._cupy.ndarray
+        return tuple(
+            ndarray(form.shape, form.dtype, pointer(memory, form.offset), form.strides)
+            for form in forms
+        )

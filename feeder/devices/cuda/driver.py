@@ -6,9 +6,10 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
-from feeder.devices.layout import ColumnPlace
+from feeder.devices.layout import ColumnPlace, Form
 from feeder.errors import ConfigError
 
 _NAME = re.compile(r"(cuda|torch):(0|[1-9][0-9]*)")
@@ -37,6 +38,17 @@ class Stream(Protocol):
     @property
     def ptr(self) -> int:
         """What tells it from the other streams of its device."""
+
+
+class Found(NamedTuple):
+    """An array that lies on the device, without gaps."""
+
+    array: Any
+    """It, which keeps its memory."""
+    address: int
+    """Where it begins."""
+    form: Form
+    """How it lies there."""
 
 
 class Driver(Protocol):
@@ -105,6 +117,20 @@ class Driver(Protocol):
     ) -> tuple[Any, ...]:
         """Arrays over the device's memory, of their first `length` rows; `root` lives for as long
         as any of them does, or a view of one."""
+
+    # ---- what functions make
+
+    def working_on(self, stream: Stream) -> AbstractContextManager[object]:
+        """Work that the calling thread gives the device meanwhile goes to a stream."""
+
+    def find(self, value: Any) -> Found | None:
+        """An array of the device; one with gaps is copied, on the calling thread's stream. None for
+        what is no array of the library; raises `ValueError` for one that lies elsewhere."""
+
+    def arrays_like(
+        self, address: int, num_bytes: int, root: object, forms: Sequence[Form]
+    ) -> tuple[Any, ...]:
+        """Arrays over the device's memory; `root` lives for as long as any of them does."""
 
 
 def is_gpu(device: str) -> bool:

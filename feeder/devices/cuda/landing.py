@@ -12,6 +12,7 @@ from feeder.devices.cuda.packed import check_dtypes
 from feeder.devices.cuda.pinned import PinnedRing, PinnedSlot, alloc_pinned, empty
 from feeder.devices.cuda.queue import CudaQueue
 from feeder.devices.layout import Layout, layout
+from feeder.devices.ondevice import OnDevice
 from feeder.errors import FeedError
 from feeder.workers.errors import in_words
 from feeder.workers.stream.chunks import Columns
@@ -27,11 +28,15 @@ class Landing:
     copied from there; where the driver refuses that, and for frames, batches are written into
     pinned slots, of which there are as many as copies may be under way.
 
-    `depth`, `hold` and `stream` are those of `CudaQueue`.
+    `depth`, `hold`, `stream` and `on_device` are those of `CudaQueue`.
     """
 
-    def __init__(self, driver: Driver, *, depth: int, hold: int, stream: Any) -> None:
+    def __init__(
+        self, driver: Driver, *, depth: int, hold: int, stream: Any,
+        on_device: OnDevice | None = None,
+    ) -> None:  # fmt: skip
         self._driver = driver
+        self._on_device = on_device
         self._depth = depth
         self._hold = hold
         self._stream = stream
@@ -49,8 +54,9 @@ class Landing:
         """A queue with its thread running, in the place of the one before."""
         self.close()
         queue = CudaQueue(
-            self._driver, describe_wait, depth=self._depth, hold=self._hold, lower=_LOWER
-        )
+            self._driver, describe_wait, depth=self._depth, hold=self._hold, lower=_LOWER,
+            on_device=self._on_device,
+        )  # fmt: skip
         queue.work_on(self._stream)
         queue.start()
         self._queue = queue

@@ -12,6 +12,7 @@ from typing import Any
 
 from feeder.devices.cuda.driver import Driver, Memory, Stream
 from feeder.devices.cuda.rules import DeviceSlot
+from feeder.devices.layout import Forms
 from feeder.workers.stream.loans import Loans
 
 
@@ -76,4 +77,6 @@ class Leases:
 
     def _arrays(self, address: int, slot: DeviceSlot, root: Root) -> tuple[Any, ...]:
         layout = slot.layout
+        if isinstance(layout, Forms):
+            return self._driver.arrays_like(address, layout.num_bytes, root, layout.places)
         return self._driver.arrays(address, layout.num_bytes, root, layout.places, slot.length)

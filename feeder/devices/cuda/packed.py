@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feeder.devices.layout import Layout
+from feeder.devices.cuda.driver import Driver, Found
+from feeder.devices.layout import Forms, Layout, lay_out
 from feeder.errors import ConfigError
 from feeder.workers.stream.chunks import Columns
 
@@ -32,7 +33,7 @@ class Packed(tuple[NDArray[Any], ...]):
     """What the memory is part of; it lives at least as long as this."""
     address: int
     """Where the memory begins."""
-    layout: Layout
+    layout: Layout | Forms
     """How the columns lie in it."""
     rows: int
     """The rows that it is laid out for."""
@@ -69,6 +70,32 @@ def pack(
     return packed
 
 
+class Made(Packed):
+    """What a function made of a batch, which lies where its library has put it."""
+
+    found: list[Found]
+    """Its arrays on the device, in the order of the layout's places."""
+
+    @property
+    def pieces(self) -> Iterator[tuple[int, int, int]]:
+        """Where each array begins, and in a slot, and its bytes, if it has any."""
+        for found, place in zip(self.found, self.layout.places, strict=True):
+            if found.form.num_bytes:
+                yield found.address, place[-1], found.form.num_bytes
+
+    @classmethod
+    def of(cls, driver: Driver, columns: tuple[Any, ...]) -> Made:
+        """The arrays that a function returned; what is none of the device stays where it is. Raises
+        `ValueError` for an array of another device."""
+        made = cls()
+        looked = [driver.find(value) for value in columns]
+        made.found = [one for one in looked if one is not None]
+        made.on_host = {i: columns[i] for i, one in enumerate(looked) if one is None}
+        made.layout = lay_out(one.form for one in made.found)
+        made.region, made.address, made.length = None, 0, 0
+        return made
+
+
 def check_dtypes(device: str, columns: Columns) -> None:
     """Raise `ConfigError` where a GPU has no arrays of a column's dtype."""
     for column in columns:
@@ -80,3 +107,10 @@ def check_dtypes(device: str, columns: Columns) -> None:
                 "arrays; expected booleans, integers, or real or complex numbers of at most 8 "
                 "bytes each: convert it in the fetch function, or feed it to 'cpu'"
             )
+
+
+def joined(on_device: tuple[Any, ...], on_host: dict[int, Any]) -> tuple[Any, ...]:
+    """The columns of both, in order; those of the host by number."""
+    others = iter(on_device)
+    num = len(on_device) + len(on_host)
+    return tuple(on_host[i] if i in on_host else next(others) for i in range(num))

@@ -12,8 +12,10 @@ from typing import Any
 from feeder.devices.cuda.copier import Copier, as_device_error, run_copier
 from feeder.devices.cuda.driver import Driver, Stream
 from feeder.devices.cuda.leases import Lease, Leases
+from feeder.devices.cuda.packed import joined
 from feeder.devices.cuda.rules import DeviceSlot
 from feeder.devices.host import HostQueue
+from feeder.devices.ondevice import OnDevice
 from feeder.errors import DeviceError, FeedError
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.stats import Stopwatch, Waits
@@ -33,7 +35,7 @@ class CudaQueue:
     beside those that the user holds (0: by their size). The user may hold `hold` batches, the one
     at hand included; beyond that the user gets copies in memory of their own. `on_failure` is
     called when the device fails, by the copier's thread; `lower` names the settings that make
-    memory smaller.
+    memory smaller. `on_device` makes of each batch what is handed out, in the queue's own thread.
     """
 
     def __init__(
@@ -46,11 +48,12 @@ class CudaQueue:
         lower: str,
         on_failure: Callable[[FeedError], None] = lambda error: None,
         look_s: float = math.inf,
+        on_device: OnDevice | None = None,
     ) -> None:
         self.driver = driver
         self._hold = hold
         self._on_failure = on_failure
-        self._copier = Copier(driver, depth, hold, lower)
+        self._copier = Copier(driver, depth, hold, lower, on_device)
         self._ready = HostQueue(_UNBOUNDED, describe_wait, look_s)
         self._leases = Leases(driver, self._on_lease_end)
         self._named_stream: Stream | None = None
@@ -176,7 +179,7 @@ class CudaQueue:
             # Read before the slot is handed out: then it may be the next batch's.
             on_host, slot.on_host = slot.on_host, {}
             arrays = self._hand_out(slot)
-            return batch.with_arrays(_joined(arrays, on_host) if on_host else arrays)
+            return batch.with_arrays(joined(arrays, on_host) if on_host else arrays)
         except Exception as error:
             # What comes after it may not be handed out in its place.
             self._failure = as_device_error(self.driver.name, error)
@@ -227,10 +230,3 @@ class CudaQueue:
         # In any thread, perhaps inside the garbage collector: it neither waits nor locks.
         if not self._over:
             self._copier.inbox.put(lease)
-
-
-def _joined(on_device: tuple[Any, ...], on_host: dict[int, Any]) -> tuple[Any, ...]:
-    """The columns of both, in order; those of the host by number."""
-    others = iter(on_device)
-    num = len(on_device) + len(on_host)
-    return tuple(on_host[i] if i in on_host else next(others) for i in range(num))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeder.devices.cuda.packed import Packed
-from feeder.devices.layout import Layout
+from feeder.devices.layout import Forms, Layout
 from feeder.errors import DeviceError
 from feeder.workers.stream.batch import Batch
 
@@ -90,7 +90,7 @@ class DeviceSlot:
         self.left: Any = None
         """The event after its last reader's work, None where it had none: its own, or that of a
         slot let go of with it."""
-        self.layout = Layout((), 0)
+        self.layout: Layout | Forms = Layout((), 0)
         """How what is in it lies there."""
         self.length = 0
         """The rows that are in it."""

@@ -76,7 +76,7 @@ class Named:
 
     def __init__(self, ptr: int, owner: object) -> None:
         self.ptr = ptr
-        self._owner = owner
+        self.owner = owner
 
 
 class RuntimeDriver:

@@ -6,13 +6,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from feeder.devices.cuda.driver import Found
 from feeder.devices.cuda.runtime import PORTABLE, Allocated, Named, RuntimeDriver, is_alive
-from feeder.devices.layout import ColumnPlace
+from feeder.devices.layout import ColumnPlace, Form
 from feeder.errors import ConfigError
 
 _BINDINGS = "cuda.bindings.runtime"
@@ -211,3 +213,38 @@ class TorchDriver(RuntimeDriver):
             tensor = raw.view(getattr(torch, dtype.name)).view(shape)
             tensors.append(tensor if shape[axis] == length else tensor.narrow(axis, 0, length))
         return tuple(tensors)
+
+    @contextmanager
+    def working_on(self, stream: Any) -> Iterator[None]:
+        """The stream is PyTorch's current one meanwhile, and no gradients are kept."""
+        with self._torch.no_grad(), self._torch.cuda.stream(stream.owner):
+            yield
+
+    def find(self, value: Any) -> Found | None:
+        """A tensor on this device."""
+        torch = self._torch
+        if not isinstance(value, torch.Tensor):
+            return None
+        if value.device != self._device or value.layout is not torch.strided:
+            raise ValueError(
+                f"a tensor on {value.device} of layout {value.layout}, expected a dense one on "
+                f"{self._device}"
+            )
+        value = value.detach().resolve_conj().resolve_neg()
+        if not value.is_contiguous(memory_format=torch.channels_last):
+            value = value.contiguous()
+        size = value.numel() * value.element_size()
+        return Found(
+            value, value.data_ptr(), Form(tuple(value.shape), value.dtype, value.stride(), size)
+        )
+
+    def arrays_like(
+        self, address: int, num_bytes: int, root: object, forms: Sequence[Form]
+    ) -> tuple[Any, ...]:
+        """Tensors over memory that `root` keeps."""
+        whole = self._torch.as_tensor(_Lent(address, num_bytes, root), device=self._device)
+        return tuple(
+            whole[form.offset : form.offset + form.num_bytes]
+            .view(form.dtype).as_strided(form.shape, form.strides)
+            for form in forms
+        )  # fmt: skip

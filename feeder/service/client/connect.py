@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -11,6 +11,7 @@ from msgspec import Meta
 from feeder.config import folder_of
 from feeder.devices.cuda.driver import is_gpu, open_driver
 from feeder.devices.cuda.landing import Landing
+from feeder.devices.ondevice import OnDevice
 from feeder.errors import ConfigError
 from feeder.ranks import is_this_host, queue_of
 from feeder.service.client.consumer import Consumer
@@ -22,6 +23,7 @@ from feeder.service.net.keys import ClientKeys
 from feeder.service.net.security import Security
 from feeder.settings import MAX_SECONDS, check
 from feeder.workers.public import public
+from feeder.workers.stream.batch import Batch
 
 # The longest frame that a consumer takes. A server sends batches in frames of 31 MiB at most, and a
 # snapshot with up to 256 MiB of rows. A longer frame is refused before it takes memory here.
@@ -52,6 +54,7 @@ def connect(
     plane: Annotated[Literal["auto", "shared", "frames"], _PLANES] = "auto",
     checksum: Annotated[Literal["auto", "off", "sampled", "full"], _CHECKSUMS] = "auto",
     writable: bool = False,
+    on_device: Callable[..., Any] | None = None,
     transcript: str | os.PathLike[str] | None = None,
     keys: str | os.PathLike[str] | None = None,
     timeout: SecondsFrom0 = 10.0,
@@ -95,6 +98,10 @@ def connect(
             A feed that was made with `writable=True` does so for all consumers. Without it arrays
             and their pages are read-only: a write past NumPy's check ends the process. On a GPU
             every batch is a copy that may be written into.
+        on_device: A function ``fn(batch)`` or ``fn(batch, rng)`` that returns the arrays that are
+            handed out, by name. On a GPU it runs ahead of the trainer, on the stream of the copies;
+            on the host when a batch is handed out. All replicas of a queue draw the same. See
+            docs/gpu.md#work-on-the-device.
         transcript: A folder in which a digest of each batch that is handed out is written down, in
             a chain. See docs/transcripts.md.
         keys: A directory that `feeder keygen` made for this client, for servers with keys.
@@ -119,7 +126,9 @@ def connect(
     found = _addresses(addresses)
     check_connects(found)
     _check_together(given)
-    landing = _landing(device, stream, given["credit"], given["hold"])
+    function = OnDevice.of(on_device)
+    function = function and function.of_stream(_facts)
+    landing = _landing(device, stream, given["credit"], given["hold"], function)
     folder = None if transcript is None else folder_of(transcript)
     if folder is not None and landing is not None:
         raise ConfigError(
@@ -153,7 +162,7 @@ def connect(
         security.close, landing,
     )  # fmt: skip
     try:
-        return Consumer(loop, position, folder)
+        return Consumer(loop, position, folder, None if landing is not None else function)
     except RuntimeError:
         security.close()  # Its thread could not be started.
         raise
@@ -169,7 +178,16 @@ def _position(resume: Any) -> bytes:
     return bytes(position)
 
 
-def _landing(device: Any, stream: Any, credit: int, hold: int) -> Landing | None:
+def _facts(batch: Batch) -> tuple[int, Sequence[int]]:
+    """The seed and the axes of the stream that a batch is of, as the server has told them."""
+    place: Any = batch.place
+    told = place.identity.fingerprint
+    return told["seed"], told["batch_columns"]
+
+
+def _landing(
+    device: Any, stream: Any, credit: int, hold: int, function: OnDevice | None
+) -> Landing | None:
     """Return the GPU of that name; None for "cpu"."""
     if device == "cpu":
         if stream is not None:
@@ -179,7 +197,8 @@ def _landing(device: Any, stream: Any, credit: int, hold: int) -> Landing | None
         raise ConfigError(
             f"device is {device!r}, expected 'cpu', 'cuda:<number>' or 'torch:<number>'"
         )
-    return Landing(open_driver(device), depth=credit, hold=hold, stream=stream)
+    driver = open_driver(device)
+    return Landing(driver, depth=credit, hold=hold, stream=stream, on_device=function)
 
 
 def _check_together(given: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from feeder.checkpoint.transcribing import Start, Transcript
 from feeder.closing import Closing
+from feeder.devices.ondevice import OnDevice
 from feeder.errors import (
     ClosedError,
     ConfigError,
@@ -64,18 +65,26 @@ class Consumer(EpochReader, Closing):
     """
 
     def __init__(
-        self, loop: ClientLoop, given: bytes | None = None, transcript: str | None = None
+        self,
+        loop: ClientLoop,
+        given: bytes | None = None,
+        transcript: str | None = None,
+        on_device: OnDevice | None = None,
     ) -> None:
-        """`given` is the position to go on from, and `transcript` the folder of one, if any."""
+        """`given` is the position to go on from, and `transcript` the folder of one, if any.
+        `on_device` makes of each batch what is handed out on the host."""
         super().__init__("the consumer")
         self._loop = loop
-        self._given, self._folder = given, transcript
+        self._given, self._folder, self._on_device = given, transcript, on_device
         self._transcript: Transcript | None = None
         self._inbox = loop.inbox
         # How many batches the user may keep, beside the one that is being handed out.
         self._most_held = loop.options.hold
         # In `_ready` a `Loading` stands in the place of batches while a state dict is being loaded.
         self._position: Any = None
+        # The batch that a function made the last one of, until the next is asked for: its position
+        # says what its last call gave.
+        self._fed: Batch | None = None
         # Rows and bytes that were handed out.
         self._counts = (0, 0)
         self._told_at = 0
@@ -114,6 +123,8 @@ class Consumer(EpochReader, Closing):
             self._refuse_second()
         try:
             self._is_read = True
+            # Before the wait: its slot may be that of the next one.
+            self._fed = None
             if (ready := self._wait_for_some()) is None:
                 self._end_is_told = True
                 raise StopIteration
@@ -134,8 +145,11 @@ class Consumer(EpochReader, Closing):
                 # one come again, and what the server was told cannot be taken back.
                 self._loop.waker.wake()
                 self._told_at = handed - 1
+            fed = batch
+            if self._on_device is not None:
+                batch = self._on_device(fed)
             if self._folder is not None:
-                self._note(batch)
+                self._note(fed)
             epoch = self._enter(batch.epoch)
             epoch.newest = batch.index
             batch.of = epoch
@@ -145,6 +159,7 @@ class Consumer(EpochReader, Closing):
             self._position, inbox.handed, self._counts = batch.place, handed, counts
             if on_host:
                 del ready[0]
+                self._fed = fed if self._on_device is not None else None
             return batch
         finally:
             self._is_read = False
@@ -375,7 +390,7 @@ class Consumer(EpochReader, Closing):
             "children with the spawn method"
         )
         # First the batches that were not handed out: what the child does not hold it need not copy.
-        self._ready = deque()
+        self._ready, self._fed = deque(), None
         self._forgotten.detach()
         if self._transcript is not None:
             self._transcript.after_fork()

@@ -121,6 +121,11 @@ class FeedFactory:
                 f"transcript is {config.transcript!r}, and feed {self.name!r} is served: what was "
                 "handed out is known to its trainers; give transcript= to feeder.connect"
             )
+        if config.on_device is not None:
+            raise ConfigError(
+                f"on_device is {config.on_device!r}, and feed {self.name!r} is served: a server "
+                "has no device, its trainers have; give on_device= to feeder.connect"
+            )
         num = len(config.devices) if self._queues is None else self._queues
         config = deal_to(config, tuple(f"queue:{i}" for i in range(num)))
         config = run_on(config, self._executor)

@@ -96,7 +96,9 @@ def test_a_file_that_cannot_be_read_is_told(folder: Path) -> None:
 
 def test_keys_are_the_keyword_arguments() -> None:
     of_feed = set(inspect.signature(feeder.init_data_input_workers).parameters)
-    theirs = {"fetch_fun", "input_source_name", "resume", "coordinator", "transcript"}
+    theirs = {
+        "fetch_fun", "input_source_name", "resume", "coordinator", "transcript", "on_device"
+    }  # fmt: skip
     assert set(feed_keys()) == (of_feed - theirs) | {"fetch", "source", "options"}
     of_server = set(inspect.signature(feeder.serve).parameters)
     assert set(server_keys()) == of_server - {"feeds", "checkpoints", "resume"}

@@ -17,7 +17,7 @@ import pytest
 import feeder
 from feeder.devices.cuda import cupydriver, runtime
 from feeder.devices.cuda.driver import open_driver
-from feeder.devices.layout import layout
+from feeder.devices.layout import lay_out, layout
 from feeder.workers.stream.chunks import Column
 from small import Pure, make
 from standin.cupys import imported, make_cupy
@@ -244,6 +244,36 @@ def test_arrays_lie_where_they_were_copied_to_and_refer_to_the_root(driver: Any)
     assert (memory.ptr, memory.size, memory.owner, memory.device_id) == (0x9000, 256 + 64, root, 1)
     short = driver.arrays(0x9000, num_bytes, root, places, 4)
     assert [array.shape for array in short] == [(4, 3), (2, 4)]
+
+
+def test_what_a_function_makes_is_found_and_laid_out_again(cupy: Any, driver: Any) -> None:
+    root = object()
+
+    def array(shape: tuple[int, ...], device: int = 1, strides: Any = None) -> Any:
+        memory = cupy.cuda.UnownedMemory(0x5000, 256, root, device)
+        pointer = cupy.cuda.MemoryPointer(memory, 64)
+        return cupy.ndarray(shape, np.dtype("f4"), pointer, strides)
+
+    assert driver.find(np.zeros(3)) is None
+    with pytest.raises(ValueError, match=r"^an array on GPU 0, expected one on cuda:1$"):
+        driver.find(array((2,), device=0))
+    given = [array((2, 3)), array(()), array((2, 3), strides=(4, 8))]
+    found = [driver.find(one) for one in given]
+    assert [one.address for one in found] == [0x5040] * 3
+    # One with gaps is copied; one without axes would get one.
+    assert [one.array is its for one, its in zip(found, given, strict=True)] == [False, True, False]
+    forms, num_bytes = lay_out(one.form for one in found)
+    assert [(form.offset, form.num_bytes, form.strides) for form in forms] == [
+        (0, 24, (12, 4)), (64, 4, ()), (128, 24, (12, 4)),
+    ]  # fmt: skip
+    made = driver.arrays_like(0x9000, num_bytes, root, forms)
+    assert [one.data.ptr for one in made] == [0x9000, 0x9040, 0x9080]
+    assert [(one.shape, one.strides) for one in made] == [
+        (form.shape, form.strides) for form in forms
+    ]
+    assert {id(one.data.mem.owner) for one in made} == {id(root)} and num_bytes == 192
+    stream = driver.make_stream()
+    assert driver.working_on(stream) is stream
 
 
 def test_a_forked_child_leaves_its_parents_memory_alone(
