@@ -442,7 +442,7 @@ def tell(name: str, made: Edit, now: Settings, more: Sequence[str] = ()) -> None
     """Log what an edit changes."""
     logger.warning(
         "feed %r is edited at step %d (%s): %s", name, made.step, made.note,
-        "; ".join([*changes(made.was, now), *more]) or "nothing changes",
+        "; ".join([*changes(made, now), *more]) or "nothing changes",
     )  # fmt: skip
 
 
@@ -637,10 +637,11 @@ def _not_appended(old: Mapping[str, Any], new: Mapping[str, Any], *, is_same: bo
     return ""
 
 
-def changes(was: Settings, now: Settings) -> list[str]:
-    """What differs, in words."""
+def changes(made: Edit, now: Settings) -> list[str]:
+    """What an edit changes, in words."""
     from feeder.workers.sources.chapters import ROWS, weights_of
 
+    was = made.was
     told = [
         f"{what} {old} -> {new}"
         for what, old, new in (
@@ -671,7 +672,7 @@ def changes(was: Settings, now: Settings) -> list[str]:
         )
         if weights != others:
             told.append(f"weights {weights} -> {others}")
-        elif not told and list(was.blocks) != list(now.blocks):
+        elif not told and made.rest is not None and list(was.blocks) != list(now.blocks):
             told.append("another schedule")
     return told
 

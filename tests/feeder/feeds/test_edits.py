@@ -76,6 +76,38 @@ def test_what_no_edit_can_change_is_refused_by_name_and_without_the_cure(change:
         feed(mixed(web=1), state, edit="no", **change)
 
 
+@pytest.mark.parametrize(
+    ("mode", "weights"),
+    [
+        ("drop", (4, 1, 4)), ("drop", (1, 2, 4)), ("stop", (1, 2, 4)), ("repeat", (1, 2, 4)),
+        ("drop", (0.123456, 0.3, 0.4)), ("repeat", (0.123456, 0.3, 0.4)),
+    ],
+)  # fmt: skip
+def test_in_another_order_the_sources_are_the_same_mixture(
+    mode: Any, weights: Any, caplog: Any
+) -> None:
+    by_name = dict(zip(FIRSTS, weights, strict=True))
+    in_reverse = dict(reversed(by_name.items()))
+    every_row, _ = read(mixed(mode, **by_name), 30, batch_size=1, epochs=2)
+    before, state = read(mixed(mode, **by_name), 4, batch_size=1, epochs=2)
+    caplog.clear()
+    after, _ = read(
+        mixed(mode, **in_reverse), 26, state, batch_size=1, epochs=2, edit="by the alphabet"
+    )
+    assert before + after == every_row
+    assert caplog.messages == [
+        "feed 'train' is edited at step 4 (by the alphabet): nothing changes"
+    ]
+
+
+def test_another_schedule_is_told_as_one(caplog: Any) -> None:
+    _, state = read(mixed(schedule=[(10, {"web": 1, "code": 1})], web=7, code=3), 1)
+    other = mixed(schedule=[(20, {"web": 1, "code": 1})], web=7, code=3)
+    caplog.clear()
+    read(other, 1, state, edit="later")
+    assert "another schedule" in caplog.text
+
+
 def test_another_mode_is_refused() -> None:
     _, state = read(mixed(web=1), 2)
     with pytest.raises(ResumeError, match=r"source.on_exhausted: 'drop' then, 'stop' now"):
