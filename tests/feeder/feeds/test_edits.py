@@ -498,6 +498,25 @@ def test_a_file_of_one_source_is_edited_too(flags: Any, settings: Any, tmp_path:
     assert main(["log", str(new)]) == 0
 
 
+def test_weights_may_lie_as_far_apart_as_those_of_a_mixture(tmp_path: Path) -> None:
+    """Beyond the whole numbers that a position holds."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    before, state = read(mixed(web=7, code=3), 6)
+    state.write(old)
+    far = mixed(web=1e-30, code=1)
+    wanted, after = read(far, 3, state, edit="it")
+    assert {row // 10_000 for row in every(wanted)} == {1}
+    assert read(far, 3, Snapshot.from_bytes(bytes(after)).at_start(), batch_size=4)[0] == before[:3]
+    flags = ["--weight", "web=1e-30", "--weight", "code=1"]
+    assert main(["edit", str(old), "--output", str(new), "--why", "it", *flags]) == 0
+    assert read(far, 3, new)[0] == wanted
+    with feed(mixed(web=7, code=3)) as coordinator:
+        train = coordinator["train"]
+        came = [next(train)["x"].tolist() for _ in range(6)]
+        assert train.edit(far, why="it") == 6
+        assert came + [next(train)["x"].tolist() for _ in range(3)] == before + wanted
+
+
 @pytest.mark.parametrize("mode", ["drop", "stop", "repeat"])
 @pytest.mark.parametrize(("flags", "weights", "settings"), EDITS.values(), ids=EDITS.keys())
 def test_a_file_is_edited_as_a_resume_would(
@@ -530,10 +549,6 @@ NOT_IN_A_FILE: dict[str, tuple[Any, dict[str, Any], list[str], str]] = {
     "none": (mixed(web=1), {}, ["--weight", "web=0"], "every weight of feed 'train' is 0"),
     "twice": (
         mixed(web=1), {}, ["--weight", "web=1", "--weight", "web=2"], "names a source twice",
-    ),
-    "far apart": (
-        mixed(web=1, code=1), {}, ["--weight", "web=1e30", "--weight", "code=1"],
-        "more than 64 bits",
     ),
     "too large": (corpus("web"), {}, ["--batch-size", str(2**64)], "more than 64 bits"),
     "the other size": (corpus("web"), {}, ["--global-batch-size", "8"], "but batch_size 4"),

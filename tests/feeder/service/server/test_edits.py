@@ -690,8 +690,15 @@ def test_a_factory_that_makes_another_feed_after_an_edit_is_told_so() -> None:
             list(consumer)
 
 
-@pytest.mark.parametrize("size", [60, 6000])
-def test_uneven_weights_hold_after_a_restart(size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "weights"),
+    [
+        (60, ("0.12345", "0.87655")), (6000, ("0.12345", "0.87655")), (60, ("1e-30", "1")),
+        (60, ("1", "1e-30")),
+    ],
+)  # fmt: skip
+def test_uneven_weights_hold_after_a_restart(size: int, weights: tuple[str, str]) -> None:
+    given = dict(zip(("web", "code"), weights, strict=True))
 
     def make(web: float = 7, code: float = 3, resume: Any = None, **settings: Any) -> Any:
         parts = {
@@ -703,7 +710,7 @@ def test_uneven_weights_hold_after_a_restart(size: int) -> None:
 
     with serving(make) as server, reading(server, credit=2) as consumer:
         came = [batch["x"].tolist() for batch in islice(consumer, 3)]
-        step = edit(server, web="0.12345", code="0.87655")
+        step = edit(server, **given)
         came += [batch["x"].tolist() for batch in islice(consumer, 6)]
         server.kill()
         with serving(make, server.address):
@@ -711,7 +718,7 @@ def test_uneven_weights_hold_after_a_restart(size: int) -> None:
     with outside(), make() as coordinator:
         wanted = [batch["x"].tolist() for batch in islice(coordinator["train"], step)]
         state = coordinator.state_dict()
-        with make(0.12345, 0.87655, state, edit="because") as other:
+        with make(*map(float, weights), state, edit="because") as other:
             wanted += [batch["x"].tolist() for batch in other["train"]]
     assert step < 9
     assert came == wanted
