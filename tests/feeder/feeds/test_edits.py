@@ -307,6 +307,33 @@ def test_twenty_edits_of_six_sources_by_uneven_weights_are_a_small_position(mode
         assert made in ([], [20])
 
 
+def test_records_that_are_excluded_by_and_by_are_told_once() -> None:
+    """Also of a source that was taken out, and is back."""
+    numbers = [*range(0, 1000, 4)]
+
+    def source(num: int, *, back: bool = True) -> Any:
+        web = corpus("web", 1500, excluded=numbers[:num] if num else ())
+        return sources.mix({"web": (web, int(back)), "code": (corpus("code", 1500), 1)})
+
+    rows, state = read(source(0), 3)
+    rows = every(rows)
+    for edit, num, back in (
+        ("many", 150, True), ("one more", 151, True), ("out", 151, False), ("back", 151, True),
+        ("100 more", 250, True),
+    ):  # fmt: skip
+        more, state = read(source(num, back=back), 3, state, edit=edit)
+        rows += every(more)
+    # The ranges of now stand beside it: before there were none, one less, as many, and 99 less.
+    assert str(state.states[0].fingerprint["source.history"]).count("], [") < 130
+    start = Snapshot.from_bytes(bytes(state)).at_start()
+    assert every(read(source(250), 18, start)[0]) == rows
+    more, _ = read(source(250), None, state)
+    web = [row for row in rows + every(more) if row < 10_000]
+    assert len(web) == len(set(web))
+    came = {row for row in rows if row < 10_000}
+    assert set(web) == {n for n in range(1500) if n not in set(numbers)} | came
+
+
 def test_a_snapshot_of_a_function_has_no_start() -> None:
     replay = lambda worker_id, batch_size: [np.zeros(3)]  # noqa: E731
     with feeder.init_data_input_workers(["x"], replay, 3, coordinator=feeder.Coordinator()) as c:
