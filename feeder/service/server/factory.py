@@ -180,6 +180,10 @@ class FeedFactory:
     def _go_on_as(self, owner: Positions, change: Change) -> None:
         """From now on the feed is the run that edits have made, by all changes since it began."""
         former, self.positions, self._is_other = self.positions, owner, True
+        if self._given_up is not None:
+            # Its place is known in the run that ends here alone.
+            self._former.remove(self._given_up.positions)
+            self._given_up = None
         self._former.append(former)
         self._change = change
         try:
@@ -236,9 +240,11 @@ class FeedFactory:
                 or self._find_edit_made(position, others)
                 or self._find_edited(position, others)
             )
-            if other is None:
-                raise ResumeError(f"{error}{self._cure(position)}") from error
-            return other
+            if other is not None:
+                return other
+            if cure := self._cure(position):
+                raise ResumeError(f"{error}{cure}") from error
+            raise
         if found.owner is not None:
             self._is_other, self.positions = True, found.owner
             if self._given.config.edit and found.fingerprint != found.owner.id.fingerprint:

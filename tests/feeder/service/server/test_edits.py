@@ -429,6 +429,28 @@ def test_they_do_so_within_a_call() -> None:
     assert one[3] == step
 
 
+def test_a_place_that_a_mixed_start_has_given_up_counts_up_to_the_next_edit() -> None:
+    states, step, rest = saved_around_an_edit(1)
+    with serving(lambda: new_factory(edit="because")) as server, ExitStack() as stack:
+        one = stack.enter_context(reading(server, queue=1, resume=states[1]))
+        given_up = one.state_dict()
+        assert given_up != states[1]
+        other = stack.enter_context(reading(server, queue=0, resume=states[0]))
+        one.close()
+        with reading(server, queue=1, resume=given_up) as one:
+            came = {
+                batch.step: batch["x"].tolist()
+                for _ in range(5)
+                for batch in (next(other), next(one))
+            }
+            assert came == rest
+            assert edit(server, seed=3) > step
+            next(other), next(one)
+        refused = pytest.raises(feeder.ResumeError, match="two histories")
+        with refused, reading(server, queue=1, resume=given_up, rejoin=True):
+            pass
+
+
 @pytest.mark.parametrize(
     ("make", "cure"),
     [
