@@ -335,7 +335,8 @@ def edit(given: Positions, state: StreamState, note: str, further: Further | Non
             "left out when it was edited before, and now on_error='skip' may leave some out"
         )
     edits = [] if history is None else unpack(history, was)
-    if now == was and edits and edits[-1].note == note:
+    is_same = now == was and list(now.parts) == list(was.parts)
+    if is_same and edits and edits[-1].note == note:
         return go_on(given, state)
     run, cut, found = _place(given, state, edits, was, further)
     check_after(given.config.name, edits, cut)

@@ -100,6 +100,40 @@ def test_in_another_order_the_sources_are_the_same_mixture(
     ]
 
 
+@pytest.mark.parametrize("kind", ["state dict", "snapshot", "packed"])
+def test_in_another_order_sources_of_equal_weights_are_no_resume(kind: str) -> None:
+    """No field tells it, and records are drawn by it: some would be lost, and as many doubled."""
+
+    def made(*names: str) -> Any:
+        mixture = mixed(**dict.fromkeys(names, 1))
+        return mixture.map(np.atleast_1d) if kind == "packed" else mixture
+
+    def begun(source: Any, **settings: Any) -> Any:
+        if kind != "packed":
+            return feed(source, **settings)
+        columns = ["tokens", "segment_ids", "positions", "loss_mask"]
+        return feeder.init_data_input_workers(
+            columns, sources.pack(source, 5, 2), 2, coordinator=feeder.Coordinator(), **settings
+        )
+
+    with begun(made("web", "code", "books")) as coordinator:
+        wanted = [batch.columns[0].tolist() for batch in coordinator["train"]]
+    with begun(made("web", "code", "books")) as coordinator:
+        came = [next(coordinator["train"]).columns[0].tolist() for _ in range(4)]
+        state = coordinator.state_dict() if kind == "state dict" else coordinator.snapshot()
+    other = made("web", "books", "code")
+    told = r"names: \['web', 'code', 'books'\] then, \['web', 'books', 'code'\] now; .* edit='why'"
+    with pytest.raises(ResumeError, match=told):
+        begun(other, resume=state)
+    for source in (other, made("books", "code", "web"), other):
+        with begun(source, resume=state, edit="by size") as coordinator:
+            came.append(next(coordinator["train"]).columns[0].tolist())
+            state = coordinator.snapshot()
+    with begun(other, resume=state) as coordinator:
+        came += [batch.columns[0].tolist() for batch in coordinator["train"]]
+    assert came == wanted
+
+
 def test_another_schedule_is_told_as_one(caplog: Any) -> None:
     _, state = read(mixed(schedule=[(10, {"web": 1, "code": 1})], web=7, code=3), 1)
     other = mixed(schedule=[(20, {"web": 1, "code": 1})], web=7, code=3)
