@@ -118,7 +118,6 @@ def edit_position(arguments: argparse.Namespace) -> int:
         Snapshot(tuple(states)).write(arguments.output)
     except OverflowError as error:
         raise ConfigError(
-            f"the edit of feed {meant.name!r} has a number of more than 64 bits: weights that lie "
-            "too far apart, or too large a size"
+            f"the edit of feed {meant.name!r} has a size of more than 64 bits"
         ) from error
     return 0

@@ -68,3 +68,33 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in {**then, **now}
         if then.get(name) != now.get(name)
     ]
+
+
+def order_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The same of the order in which mixtures were given their sources: records are drawn in it,
+    and no value tells it, since the fields of one source stand before those of the next."""
+    olds, news = (_names_of_mixtures(fields) for fields in (then, now))
+    return [
+        f"{mixture}names: {olds[mixture]} then, {news[mixture]} now"
+        for mixture in olds.keys() & news.keys()
+        if olds[mixture] != news[mixture] and sorted(olds[mixture]) == sorted(news[mixture])
+    ]
+
+
+def _names_of_mixtures(fields: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Of each mixture, by what its fields begin with, the names of its sources."""
+    found: dict[str, list[str]] = {
+        field.removesuffix("source"): []
+        for field, kind in fields.items()
+        if field.endswith(".source") and kind == "mix"
+    }
+    for mixture, names in found.items():
+        for field in fields:
+            below = field.removeprefix(mixture)
+            if below == field or not below.endswith(".source"):
+                continue
+            name = below.removesuffix(".source")
+            # Otherwise it is a part of the source before.
+            if not (names and name.startswith(f"{names[-1]}.")):
+                names.append(name)
+    return found

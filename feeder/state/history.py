@@ -42,6 +42,8 @@ FORMAT_OF_WINDOWS = 2
 """Of runs whose rows are not one for each record: an edit says what it has found of windows."""
 _STEPS_TOLD = 100
 """Of so many records that have come a log line tells the steps."""
+_MANY_RANGES = 16
+"""Of so many excluded ranges an edit tells what has changed alone: else each one would hold all."""
 _SOURCE = "source."
 SIZES = ("batch_size", "global_batch_size")
 """The fields of which a feed has one: rows of a call."""
@@ -60,13 +62,18 @@ def pack(edits: Sequence[Edit], now: Settings) -> list[Any]:
         *(e.was._replace(blocks=short(e.was.blocks, _sizes(e.was), e.was.mode)) for e in edits), now
     ]  # fmt: skip
     names = list(dict.fromkeys(name for one in chapters for name in one.parts))
+    told: list[dict[str, Any]] = []
+    known: dict[str, Part] = {}
+    for was, after in zip(chapters[-2::-1], chapters[:0:-1], strict=True):
+        known |= after.parts
+        told.insert(0, _packed(was, after, known))
     packed: list[list[Any]] = [
         [
             edit.epoch, edit.call, edit.record, edit.step, edit.note,
             [list(edit.standings[name]) if name in edit.standings else None for name in names],
-            short(edit.rest, left_of(after, edit.standings), after.mode), _packed(was, after),
+            short(edit.rest, left_of(after, edit.standings), after.mode), changed,
         ]
-        for edit, was, after in zip(edits, chapters[:-1], chapters[1:], strict=True)
+        for edit, after, changed in zip(edits, chapters[1:], told, strict=True)
     ]  # fmt: skip
     for edit, one in zip(edits, packed, strict=True):
         if now.packing is not None or edit.digest:
@@ -77,19 +84,30 @@ def pack(edits: Sequence[Edit], now: Settings) -> list[Any]:
     return [FORMAT if now.packing is None else FORMAT_OF_WINDOWS, names, packed]
 
 
-def _packed(one: Settings, after: Settings) -> dict[str, Any]:
-    """Those settings that differ from the ones after."""
+def _packed(one: Settings, after: Settings, known: Mapping[str, Part]) -> dict[str, Any]:
+    """Those settings that differ from the ones after. `known` are the sources of later chapters, as
+    the next one that has them says."""
     told = {k: v for k, v in one._asdict().items() if v != getattr(after, k) and k != "parts"}
     if "packing" in told:
         told["packing"] = dict(_differing(one.packing or {}, after.packing or {}))
     if list(one.parts) != list(after.parts):
         told["names"] = list(one.parts)
     parts = {
-        name: [part.size, part.kept, part.data, [list(pair) for pair in part.excluded]]
+        name: _packed_part(part, known.get(name))
         for name, part in one.parts.items()
         if part != after.parts.get(name)
     }
     return {**told, **({"parts": parts} if parts else {})}
+
+
+def _packed_part(part: Part, after: Part | None) -> list[Any]:
+    """A source; if many records of it are excluded, by what is excluded after and not yet."""
+    from feeder.workers.sources.orders.edited import differing
+
+    excluded, more = part.excluded, []
+    if after is not None and len(excluded) >= _MANY_RANGES:
+        excluded, more = differing(excluded, after.excluded), [True]
+    return [part.size, part.kept, part.data, [list(pair) for pair in excluded], *more]
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -102,6 +120,7 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tup
 def unpack(history: Any, now: Settings) -> list[Edit]:
     """Edits of plain values. Raises `ResumeError` if there is no sense in them."""
     from feeder.workers.sources.chapters import Edit, Left, Part, Standing
+    from feeder.workers.sources.orders.edited import differing
 
     with _sensible():
         number, names, packed = history
@@ -111,14 +130,16 @@ def unpack(history: Any, now: Settings) -> list[Edit]:
                 f"{FORMAT_OF_WINDOWS}; update feeder"
             )
         edits: list[Edit] = []
+        known = dict(now.parts)
         for epoch, call, record, step, note, at, rest, given, *more in reversed(packed):
             told = dict(given)
             left = Left(*more[0]) if more and more[0] is not None else None
             digest = more[1] if len(more) > 1 else ""
-            parts = {
-                name: Part(size, kept, data, tuple((a, b) for a, b in excluded))
-                for name, (size, kept, data, excluded) in told.pop("parts", {}).items()
-            }
+            parts = {}
+            for name, (size, kept, data, excluded, *differs) in told.pop("parts", {}).items():
+                if differs:
+                    excluded = differing(excluded, known[name].excluded)
+                parts[name] = Part(size, kept, data, tuple((a, b) for a, b in excluded))
             own = told.pop("names", list(now.parts))
             packing = {**(now.packing or {}), **told.pop("packing", {})}
             packing = {k: v for k, v in packing.items() if v is not None}
@@ -127,6 +148,7 @@ def unpack(history: Any, now: Settings) -> list[Edit]:
             now = now._replace(packing=packing or None, **told)._replace(
                 parts={n: parts.get(n) or now.parts[n] for n in own}
             )
+            known |= now.parts
             if missing := now.parts.keys() - standings.keys():
                 raise ValueError(f"it does not say where {sorted(missing)} stood")
             edits.insert(
@@ -313,7 +335,8 @@ def edit(given: Positions, state: StreamState, note: str, further: Further | Non
             "left out when it was edited before, and now on_error='skip' may leave some out"
         )
     edits = [] if history is None else unpack(history, was)
-    if now == was and edits and edits[-1].note == note:
+    is_same = now == was and list(now.parts) == list(was.parts)
+    if is_same and edits and edits[-1].note == note:
         return go_on(given, state)
     run, cut, found = _place(given, state, edits, was, further)
     check_after(given.config.name, edits, cut)
@@ -442,7 +465,7 @@ def tell(name: str, made: Edit, now: Settings, more: Sequence[str] = ()) -> None
     """Log what an edit changes."""
     logger.warning(
         "feed %r is edited at step %d (%s): %s", name, made.step, made.note,
-        "; ".join([*changes(made.was, now), *more]) or "nothing changes",
+        "; ".join([*changes(made, now), *more]) or "nothing changes",
     )  # fmt: skip
 
 
@@ -637,10 +660,11 @@ def _not_appended(old: Mapping[str, Any], new: Mapping[str, Any], *, is_same: bo
     return ""
 
 
-def changes(was: Settings, now: Settings) -> list[str]:
-    """What differs, in words."""
+def changes(made: Edit, now: Settings) -> list[str]:
+    """What an edit changes, in words."""
     from feeder.workers.sources.chapters import ROWS, weights_of
 
+    was = made.was
     told = [
         f"{what} {old} -> {new}"
         for what, old, new in (
@@ -671,7 +695,7 @@ def changes(was: Settings, now: Settings) -> list[str]:
         )
         if weights != others:
             told.append(f"weights {weights} -> {others}")
-        elif not told and list(was.blocks) != list(now.blocks):
+        elif not told and made.rest is not None and list(was.blocks) != list(now.blocks):
             told.append("another schedule")
     return told
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from feeder.errors import ConfigError, FeedError, ReplayWarning, ResumeError
-from feeder.state.fingerprint import differences, fingerprint_digest
+from feeder.state.fingerprint import differences, fingerprint_digest, order_differences
 from feeder.state.history import Further, check_edit, edit, go_on, number_of, with_history
 from feeder.state.snapshot import HISTORY, Rows, Snapshot, StreamState, summarise
 from feeder.state.token import StreamId, fingerprint_of
@@ -193,7 +193,7 @@ class Positions:
             now = without
         if HISTORY in then or HISTORY in now:
             self.compare_histories(then.get(HISTORY), now.get(HISTORY))
-        found = differences(then, now)
+        found = differences(then, now) or order_differences(then, now)
         if state.name != self.config.name:
             found.insert(0, f"name: {state.name!r} then, {self.config.name!r} now")
         if found:

@@ -285,8 +285,13 @@ def _read_header(header: memoryview, version: int, most_bytes: int) -> Any:
     if version < SNAPSHOT_VERSION:
         return msgpack.unpackb(header)
     inflating = zlib.decompressobj()
-    data = inflating.decompress(header, most_bytes)
+    try:
+        data = inflating.decompress(header, most_bytes)
+    except zlib.error as error:
+        raise ValueError(f"its header is damaged: {error}") from error
     if not inflating.eof:
+        if len(data) < most_bytes:
+            raise ValueError("its header is damaged: it ends too early")
         raise ValueError(f"its header has more than {most_bytes} bytes")
     return msgpack.unpackb(data, ext_hook=_of_steps)
 

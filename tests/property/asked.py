@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from feeder import ConfigError, Coordinator, init_data_input_workers, sources
+from feeder import ConfigError, Coordinator, FeedError, init_data_input_workers, sources
 from feeder.feeds.records import asked_of, records_of, when
 
 UNIT = 10_000
@@ -138,9 +138,9 @@ def run(seed: int) -> Counter[str]:
         except ConfigError:
             continue  # A composition that there is none of.
     num_queues = draw.choice([1, 1, 2, 3])
-    coordinator = Coordinator()
+    coordinator, batch_size = Coordinator(), draw.randint(1, 9)
     init_data_input_workers(
-        columns, source, draw.randint(1, 9), coordinator=coordinator, num_worker_threads=1,
+        columns, source, batch_size, coordinator=coordinator, num_worker_threads=1,
         last_batch=draw.choice(["keep", "drop", "pad", "carry"]), seed=draw.randrange(2**64),
         epochs=draw.choice([1, 2, 4, None]), devices=num_queues,
     )  # fmt: skip
@@ -150,7 +150,13 @@ def run(seed: int) -> Counter[str]:
         feed = coordinator["train"]
         queues = [feed.on(k) for k in range(num_queues)]
         rounds = islice(zip_longest(*queues), -(-_MOST_BATCHES // num_queues))
-        batches = [batch for one in rounds for batch in one if batch is not None]
+        try:
+            batches = [batch for one in rounds for batch in one if batch is not None]
+        except FeedError as error:
+            assert "did not fill a batch" in str(error)
+            # A shard has fewer than the whole.
+            assert all(source.rows(epoch, batch_size) < batch_size for epoch in range(100))
+            return Counter({"feeds without a batch": 1, "feeds": 1})
         (state,) = coordinator.snapshot().states
         alone, _ = asked_of(state)
         for batch in batches:

@@ -232,8 +232,8 @@ class Model:
     def edit(self, made: Made) -> None:
         """From here on the run is made of this."""
         was = self.made
-        # Another order of the same sources is another mixture.
-        then, now = ([*m.parts.items(), m.shares, m.seed] for m in (was, made))
+        # In another order the same sources are the same mixture.
+        then, now = ((m.parts, m.shares, m.seed) for m in (was, made))
         if then == now:
             self.made = made
             return
@@ -284,7 +284,9 @@ def draw_made(draw: random.Random) -> Made:
     return Made(parts, weights, mode, draw.randint(1, 6), draw.randint(0, 3))
 
 
-KINDS = ("weights", "add", "remove", "put back", "grow", "exclude", "batch", "seed", "note")
+KINDS = (
+    "weights", "order", "add", "remove", "put back", "grow", "exclude", "batch", "seed", "note",
+)  # fmt: skip
 
 
 def draw_edit(draw: random.Random, made: Made) -> tuple[str, Made]:
@@ -293,10 +295,15 @@ def draw_edit(draw: random.Random, made: Made) -> tuple[str, Made]:
     parts, weights, known = dict(made.parts), dict(made.weights), dict(made.known)
     name = draw.choice(list(parts))
     fresh = [n for n in NAMES if n not in parts and n not in known]
-    if PLAIN in parts and kind in ("weights", "add", "remove", "put back"):
+    if PLAIN in parts and kind in KINDS[:5]:
         kind = "note"
+    if kind in ("batch", "seed"):
+        numbers = {"batch": (1, 6), "seed": (0, 3)}
+        return kind, replace(made, **{kind: draw.randint(*numbers[kind])})
     if kind == "weights":
         weights = {n: draw.randint(1, 4) for n in parts}
+    elif kind == "order":
+        parts = {n: parts[n] for n in draw.sample(list(parts), len(parts))}
     elif kind == "add" and fresh and len(parts) < 6:
         new = draw.choice(fresh)
         parts[new] = draw_data(draw, new)
@@ -318,10 +325,6 @@ def draw_edit(draw: random.Random, made: Made) -> tuple[str, Made]:
         ranges = sources_ranges(data.excluded, (first, min(data.size, first + draw.randint(1, 4))))
         if replace(data, excluded=ranges).kept:
             parts[name] = replace(data, excluded=ranges)
-    elif kind == "batch":
-        return kind, replace(made, batch=draw.randint(1, 6))
-    elif kind == "seed":
-        return kind, replace(made, seed=draw.randint(0, 3))
     return kind, replace(made, parts=parts, weights=weights, known=known)
 
 

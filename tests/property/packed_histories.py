@@ -254,7 +254,7 @@ class PackedHistory(History):
     def _edit(self, made: Any) -> None:
         model: PackedModel = self.model
         was = model.made
-        then, now = ([*m.parts.items(), m.shares, m.seed, m.seq_len, m.window] for m in (was, made))
+        then, now = ((m.parts, m.shares, m.seed, m.seq_len, m.window) for m in (was, made))
         if then == now:
             model.made = model.documents.made = made
             return

@@ -238,7 +238,8 @@ def short(blocks: Any, lengths: Sequence[int], mode: OnExhausted) -> Any:
     """Blocks, or the weights alone if they follow from these."""
     if not blocks or len(blocks) < 2 or blocks[0] == WEIGHTS:
         return blocks
-    told = [WEIGHTS, *weights_of(blocks)]
+    # No position holds a number of more than 64 bits; segments tell these weights as texts, too.
+    told = [WEIGHTS, *(one if one < 2**63 else str(one) for one in weights_of(blocks))]
     return told if _long(told, lengths, mode) == [list(one) for one in blocks] else blocks
 
 

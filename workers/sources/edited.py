@@ -391,7 +391,9 @@ def edit_at(
     and with that batch. The source is needed if its set of records changes. Raises `ConfigError` if
     it cannot go on so."""
     was = run.settings
-    same_records = was._replace(asked=now.asked, packing=now.packing) == now
+    same_records = was == _in_order_of(was, now, steps)._replace(
+        asked=was.asked, packing=was.packing
+    )
     standings = dict(run.edits[-1].standings) if run.edits else {}
     for number, at in run.route.standing(record, epoch).items():
         standings[run.names[number]] = at
@@ -423,6 +425,19 @@ def edit_at(
             assert isinstance(order, EditedOrder)
             standings[name] = at._replace(length=order.length(at.epoch))
     return edit._replace(rest=_rest(steps, now, standings, record))
+
+
+def _in_order_of(was: Settings, now: Settings, steps: Sequence[Step]) -> Settings:
+    """What a run is made of now, as its mixture would be with the sources in the order of before.
+    The order is no change, and blocks that began anew for it would end before their proportions
+    are exact."""
+    names = list(now.parts)
+    if list(was.parts) == names or was.parts.keys() != now.parts.keys():
+        return now
+    order = [names.index(name) for name in was.parts]
+    steps = [(start, [weights[k] for k in order]) for start, weights in steps]
+    sizes = [len(now.parts[name].selection) for name in was.parts]
+    return now._replace(blocks=blocks_of(steps, sizes, now.mode))
 
 
 def _rest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from feeder.checkpoint.resuming import Found, find_position
 from feeder.checkpoint.store import CheckpointStore
@@ -18,10 +18,36 @@ from feeder.state.positions import Positions
 from feeder.state.snapshot import HISTORY, Snapshot, StreamState
 from feeder.state.state_dict import unpack_position
 from feeder.workers.fetch.resuming import Resume
-from feeder.workers.stream.position import Cut, Partitions
+from feeder.workers.stream.position import Cut, Partitions, first_step
 from feeder.workers.stream.rounds import Counting
 
 logger = logging.getLogger("feeder")
+
+
+_SENSELESS = (FeedError, ArithmeticError, LookupError, StopIteration, TypeError, ValueError)
+"""Whoever wrote a position may have written anything."""
+
+
+class _GivenUp(NamedTuple):
+    """A run that had the edit of the feed call at a step where the run that goes on has it later.
+    Immutable."""
+
+    positions: Positions
+    step: int
+    """Where its edit lay."""
+    before: Positions
+    """Those of both without that edit."""
+    at: Resume
+    """The place of that step in the run that goes on."""
+
+
+def _last_edit(state: StreamState | None) -> tuple[int, str] | None:
+    """The step and the note of the last edit of a state; None if it has none."""
+    try:
+        _, _, _, step, note, *_ = state.fingerprint[HISTORY][2][-1]  # type: ignore[union-attr]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None
+    return step, note
 
 
 class FeedFactory:
@@ -57,6 +83,9 @@ class FeedFactory:
         # What edits have changed since the server began, and what positions were before each.
         self._change = Change()
         self._former: list[Positions] = []
+        # Where the feed call's edit was made here, at a position that lacks it.
+        self._made_at: Snapshot | None = None
+        self._given_up: _GivenUp | None = None
         # Why nobody can begin at the start, once an edit has changed the size of batches.
         self._no_start = ""
         self.origin: Resume | None = None
@@ -156,6 +185,10 @@ class FeedFactory:
     def _go_on_as(self, owner: Positions, change: Change) -> None:
         """From now on the feed is the run that edits have made, by all changes since it began."""
         former, self.positions, self._is_other = self.positions, owner, True
+        if self._given_up is not None:
+            # Its place is known in the run that ends here alone.
+            self._former.remove(self._given_up.positions)
+            self._given_up = None
         self._former.append(former)
         self._change = change
         try:
@@ -205,14 +238,41 @@ class FeedFactory:
     ) -> Resume:
         try:
             found = self.positions.find_in(position)
-        except ResumeError:
-            before = self._find_before(position) or self._find_edited_anew(position)
-            if (other := before or self._find_edited(position, others)) is None:
-                raise
-            return other
+        except ResumeError as error:
+            other = (
+                self._find_before(position)
+                or self._find_edited_anew(position)
+                or self._find_edit_made(position, others)
+                or self._find_edited(position, others)
+            )
+            if other is not None:
+                return other
+            if cure := self._cure(position):
+                raise ResumeError(f"{error}{cure}") from error
+            raise
         if found.owner is not None:
             self._is_other, self.positions = True, found.owner
+            if self._given.config.edit and found.fingerprint != found.owner.id.fingerprint:
+                assert isinstance(position, Snapshot)
+                self._made_at = position
         return found
+
+    def _cure(self, position: Snapshot | bytes) -> str:
+        """What else can be done if a position is refused for an edit that was made here."""
+        last = _last_edit(self._state_in(position))
+        if self._made_at is None or last is None:
+            return ""
+        step, note = last
+        return (
+            f". This server was given edit={self._given.config.edit!r}, which it has made at a "
+            f"position without it; the run of this one has the edit {note!r} at step {step}: give "
+            f"edit={note!r}, or no edit= and the feed call of before it, and start all trainers "
+            "together"
+        )
+
+    def _state_in(self, position: Snapshot | bytes) -> StreamState | None:
+        states = [] if isinstance(position, bytes) else position.states
+        return next((one for one in states if (one.name, one.number) == (self.name, 0)), None)
 
     def _find_before(self, position: Snapshot | bytes) -> Resume | None:
         """The place in this run of a position of before an edit; None if it is of no such run.
@@ -223,8 +283,56 @@ class FeedFactory:
             except ResumeError:
                 continue
             if found.owner is None:
-                return place_in(self.positions, former, found)
+                return self.place_in(former, found)
         return None
+
+    def place_in(self, former: Positions, at: Resume) -> Resume:
+        """Where a place of the run is in the one that edits have made of it. Raises
+        `ResumeError`."""
+        given_up = self._given_up
+        if given_up is None or former is not given_up.positions:
+            return place_in(self.positions, former, at)
+        if first_step(at.cut) >= given_up.step:
+            return given_up.at
+        return place_in(self.positions, given_up.before, at)
+
+    def _find_edit_made(
+        self, position: Snapshot | bytes, others: Callable[[], Sequence[Resume] | None]
+    ) -> Resume | None:
+        """The place of a position that has the edit of the feed call already, at a later step than
+        it was made at here: the trainers that came before were saved when they had not heard of it.
+        The feed is the run of this position from now on. None if that is none which theirs begin.
+        Raises `ResumeError`."""
+        state, made_at = self._state_in(position), self._made_at
+        last = _last_edit(state)
+        if made_at is None or self.origin is not None or last is None:
+            return None
+        if last[1] != self._given.config.edit:
+            return None
+        try:
+            found = self._given.find_in(position)
+            before, at, _ = self._run_of(made_at)
+        except _SENSELESS:
+            return None
+        owner, former = found.owner, self.positions
+        is_its_own = owner is not None and found.fingerprint == owner.id.fingerprint
+        if owner is None or not is_its_own or not is_part_of(before, owner) or others() is None:
+            return None
+        at, step = place_in(owner, before, at), former.fingerprint[HISTORY][2][-1][3]
+        self._given_up, self._made_at = _GivenUp(former, step, before, at), None
+        self._former.append(former)
+        self.positions = owner
+        return found
+
+    def _run_of(self, position: Snapshot) -> tuple[Positions, Resume, Change]:
+        """The run of a position with other edits than the feed call has, the place there, and what
+        these edits have changed. Raises what `_SENSELESS` has."""
+        state = self._state_in(position)
+        assert state is not None
+        change = change_in(self._given.config, state.fingerprint)
+        owner = Positions(change.applied(self._given.config)._replace(edit=None), 0)
+        found = owner.find_in(position)
+        return found.owner or owner, found, change
 
     def _find_edited_anew(self, position: Snapshot | bytes) -> Resume | None:
         """The place of a position before the edit that all consumers of this round begin with; None
@@ -244,20 +352,15 @@ class FeedFactory:
         """The place of a position with other edits than this run, none of which was made here. If
         the feed lacks the last of them, they are its own from now on. None if it is of no such
         run. Raises `ResumeError`."""
-        states = [] if isinstance(position, bytes) else position.states
-        state = next((one for one in states if (one.name, one.number) == (self.name, 0)), None)
-        former = self.positions
+        state, former = self._state_in(position), self.positions
         history = former.fingerprint.get(HISTORY)
         if state is None or of_windows(history) or not (history or HISTORY in state.fingerprint):
             return None
+        assert isinstance(position, Snapshot)
         try:
-            change = change_in(self._given.config, state.fingerprint)
-            owner = Positions(change.applied(self._given.config)._replace(edit=None), 0)
-            found = owner.find_in(position)
-        except (FeedError, ArithmeticError, LookupError, StopIteration, TypeError, ValueError):
-            # Whoever wrote a position may have written anything.
+            owner, found, change = self._run_of(position)
+        except _SENSELESS:
             return None
-        owner = found.owner or owner
         if is_part_of(owner, former):
             return place_in(former, owner, found)
         if not is_part_of(former, owner) or (standing := others()) is None:

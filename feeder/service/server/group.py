@@ -340,7 +340,7 @@ class ConsumerGroup:
             # Where batches have another size from now on, what comes before cannot be had in the
             # new run: the position so far stays one of the run before.
             with contextlib.suppress(ResumeError):
-                found = place_in(factory.positions, former, former.find(so_far))
+                found = factory.place_in(former, former.find(so_far))
                 so_far = factory.state(found)
         self.low_watermark.go_on_as(factory.positions, so_far)
         self.delivery.begin()

@@ -196,8 +196,14 @@ def ext(code: int, data: bytes) -> bytes:
 
 
 NO_HEADERS: dict[str, tuple[bytes, str]] = {
-    "no zlib": (b"x" * 100, "incorrect header check"),
-    "cut": (zlib.compress(bytes(range(256)) * 40)[:-9], "has more than"),
+    "no zlib": (b"x" * 100, "its header is damaged: .*incorrect header check"),
+    "cut": (zlib.compress(bytes(range(256)) * 40)[:-9], "its header is damaged: it ends too early"),
+    "half": (zlib.compress(bytes(range(256)) * 40)[:99], "its header is damaged: it ends"),
+    "empty": (b"", "its header is damaged: it ends"),
+    "changed": (
+        zlib.compress(bytes(range(256)) * 40)[:-1] + b"x",
+        "its header is damaged: .*incorrect data check",
+    ),
     "endless": (zlib.compress(bytes(2**21)), "has more than 1048576 bytes"),
     "no msgpack": (zlib.compress(b"\xc1"), "cannot be read"),
     "another extension": (ext(7, b""), "unknown extension 7"),

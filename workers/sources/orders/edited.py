@@ -11,9 +11,10 @@ the records that were excluded then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +57,13 @@ def ranges_of(records: Iterable[Any]) -> Ranges:
     return tuple(merged)
 
 
+def differing(one: Iterable[Sequence[int]], other: Iterable[Sequence[int]]) -> Ranges:
+    """The records that are in the ranges of one of two sets alone. Of one set and of what differs
+    it is the other set."""
+    ends = sorted({*chain(*one)} ^ {*chain(*other)})
+    return tuple(zip(ends[::2], ends[1::2], strict=True))
+
+
 @dataclass(frozen=True)
 class Selection:
     """All of so many records but for some ranges. Never changes."""
@@ -73,18 +81,18 @@ class Selection:
         return self.size - self.num_excluded
 
     @cached_property
-    def _stretches(self) -> tuple[Numbers, Numbers]:
-        """Of each stretch of records that are left its first record, and how many of those that are
-        left come before it."""
-        starts = np.array([0, *(stop for _, stop in self.excluded)], np.int64)
-        lengths = [stop - start for start, stop in self.excluded]
-        return starts, starts - np.cumsum([0, *lengths])
+    def _stretches(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Of each stretch of records that are left its first record, the one after its last, and
+        how many of those that are left come before it."""
+        firsts, stops = np.array(self.excluded, np.int64).reshape(-1, 2).T
+        starts, ends = np.append(0, stops), np.append(firsts, self.size)
+        return starts, ends, starts - np.append(0, np.cumsum(stops - firsts))
 
     def at(self, ranks: Numbers) -> Numbers:
         """The records that are left, by their number among these."""
         if not self.excluded:
             return ranks
-        starts, before = self._stretches
+        starts, _, before = self._stretches
         found = np.searchsorted(before, ranks, side="right") - 1
         records: Numbers = starts[found] + ranks - before[found]
         return records
@@ -93,17 +101,16 @@ class Selection:
         """How many of those that are left come before each record."""
         if not self.excluded:
             return records
-        starts, before = self._stretches
+        starts, ends, before = self._stretches
         found = np.searchsorted(starts, records, side="right") - 1
-        last = np.array([*(start for start, _ in self.excluded), self.size])
-        ranks: Numbers = before[found] + np.minimum(records, last[found]) - starts[found]
+        ranks: Numbers = before[found] + np.minimum(records, ends[found]) - starts[found]
         return ranks
 
     def holds(self, records: Numbers) -> NDArray[np.bool_]:
         """Which records are left."""
-        is_there = (records >= 0) & (records < self.size)
-        for start, stop in self.excluded:
-            is_there &= (records < start) | (records >= stop)
+        starts, ends, _ = self._stretches
+        found = np.searchsorted(starts, records, side="right") - 1
+        is_there: NDArray[np.bool_] = (records >= 0) & (records < ends[found])
         return is_there
 
     def taken_out(self, before: Selection) -> Numbers:

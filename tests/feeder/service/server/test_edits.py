@@ -365,40 +365,110 @@ def new_factory(**settings: Any) -> Any:
     return feed(mixed(web=1, code=1), devices=2, **settings)
 
 
-@pytest.mark.parametrize(
-    ("make", "order"),
-    [
-        (factory, (0, 1)),
-        (factory, (1, 0)),
-        (new_factory, (0, 1)),
-        (lambda: new_factory(edit="because"), (0, 1)),
-    ],
-    ids=["old", "old, shorter first", "new", "new with edit="],
-)
-def test_trainers_start_together_of_which_one_has_saved_before_the_edit(
-    make: Any, order: tuple[int, ...]
-) -> None:
-    with serving(factory) as server, ExitStack() as stack:
+def saved_around_an_edit(
+    older: int, make: Any = factory, rounds: int = 1
+) -> tuple[list[Any], int, dict[int, Any]]:
+    """The positions of two trainers after some rounds, of which one had not heard of an edit, the
+    step of the edit, and the batches from there on."""
+    states: list[Any] = [None, None]
+    with serving(make) as server, ExitStack() as stack:
         both = [stack.enter_context(reading(server, queue=i, credit=4)) for i in range(2)]
         wait_until(lambda: [one.sent for one in server.group.membership.members] == [4, 4])
-        next(both[0]), next(both[1])
-        old = both[1].state_dict()
+        for _ in range(rounds):
+            next(both[0]), next(both[1])
+        states[older] = both[older].state_dict()
         step = edit(server, web=1, code=1)
         wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
-        states = [both[0].state_dict(), old]
+        states[1 - older] = both[1 - older].state_dict()
+        rest = {batch.step: batch["x"].tolist() for _ in range(5) for batch in map(next, both)}
     found = [Snapshot.from_bytes(state["feeder"]).states[0] for state in states]
-    assert [len(history_of(one.fingerprint)) for one in found] == [1, 0]
+    assert [len(history_of(one.fingerprint)) for one in found] == [older, 1 - older]
+    return states, step, rest
+
+
+def check_mixed_start(make: Any, states: list[Any], order: list[int], rest: dict[int, Any]) -> Any:
+    """Trainers that come in some order go on from there; returns the server's history."""
     with serving(make) as server, ExitStack() as stack:
         consumers = {
             i: stack.enter_context(reading(server, queue=i, resume=states[i])) for i in order
         }
         came = {
-            batch.step: batch["x"].tolist()
-            for one in consumers.values() for batch in islice(one, 8)
-        }  # fmt: skip
-        assert len(history_of(server.group.feed.factory.positions.fingerprint)) == 1
-    wanted = in_process(step)
-    assert came == {i: wanted[i] for i in range(2, 18)}
+            batch.step: batch["x"].tolist() for i in range(2) for batch in islice(consumers[i], 5)
+        }
+        assert came == rest
+        return history_of(server.group.feed.factory.positions.fingerprint)
+
+
+@pytest.mark.parametrize("older", [0, 1])
+@pytest.mark.parametrize(
+    ("make", "is_first"),
+    [
+        (factory, [False, True]),
+        (new_factory, [False]),
+        (lambda: new_factory(edit="because"), [False, True]),
+    ],
+    ids=["old", "new", "new with edit="],
+)
+def test_trainers_start_together_of_which_one_has_saved_before_the_edit(
+    make: Any, is_first: list[bool], older: int
+) -> None:
+    """Whichever comes first, unless the server cannot know of the edit then."""
+    states, step, rest = saved_around_an_edit(older)
+    for comes_first in is_first:
+        order = [older, 1 - older] if comes_first else [1 - older, older]
+        (one,) = check_mixed_start(make, states, order, rest)
+        assert one[3] == step
+
+
+def test_they_do_so_within_a_call() -> None:
+    """The last round of an epoch has a batch of the next one, which is half of a call."""
+    settings: Any = {"devices": 2, "global_batch_size": 22, "epochs": 3}
+    states, step, rest = saved_around_an_edit(1, lambda: feed(mixed(web=7, code=3), **settings), 6)
+    new = lambda: feed(mixed(web=1, code=1), edit="because", **settings)  # noqa: E731
+    (one,) = check_mixed_start(new, states, [1, 0], rest)
+    assert one[3] == step
+
+
+def test_a_place_that_a_mixed_start_has_given_up_counts_up_to_the_next_edit() -> None:
+    states, step, rest = saved_around_an_edit(1)
+    with serving(lambda: new_factory(edit="because")) as server, ExitStack() as stack:
+        one = stack.enter_context(reading(server, queue=1, resume=states[1]))
+        given_up = one.state_dict()
+        assert given_up != states[1]
+        other = stack.enter_context(reading(server, queue=0, resume=states[0]))
+        one.close()
+        with reading(server, queue=1, resume=given_up) as one:
+            came = {
+                batch.step: batch["x"].tolist()
+                for _ in range(5)
+                for batch in (next(other), next(one))
+            }
+            assert came == rest
+            assert edit(server, seed=3) > step
+            next(other), next(one)
+        refused = pytest.raises(feeder.ResumeError, match="two histories")
+        with refused, reading(server, queue=1, resume=given_up, rejoin=True):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("make", "cure"),
+    [
+        (new_factory, r"to go on .* give edit='why'"),
+        (lambda: new_factory(edit="other"),
+         r"two histories.*given edit='other'.*'because' at step \d+: give edit='because'"),
+    ],
+    ids=["no edit=", "another edit="],
+)  # fmt: skip
+def test_a_mixed_start_that_cannot_be_names_its_cure(make: Any, cure: str) -> None:
+    states, _, _ = saved_around_an_edit(1)
+    with (
+        serving(make) as server,
+        pytest.raises(feeder.ResumeError, match=cure),
+        reading(server, queue=1, resume=states[1]),
+        reading(server, queue=0, resume=states[0]),
+    ):
+        pass
 
 
 def test_a_consumer_that_starts_behind_an_edit_without_it_is_refused_by_name() -> None:
@@ -642,8 +712,15 @@ def test_a_factory_that_makes_another_feed_after_an_edit_is_told_so() -> None:
             list(consumer)
 
 
-@pytest.mark.parametrize("size", [60, 6000])
-def test_uneven_weights_hold_after_a_restart(size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "weights"),
+    [
+        (60, ("0.12345", "0.87655")), (6000, ("0.12345", "0.87655")), (60, ("1e-30", "1")),
+        (60, ("1", "1e-30")),
+    ],
+)  # fmt: skip
+def test_uneven_weights_hold_after_a_restart(size: int, weights: tuple[str, str]) -> None:
+    given = dict(zip(("web", "code"), weights, strict=True))
 
     def make(web: float = 7, code: float = 3, resume: Any = None, **settings: Any) -> Any:
         parts = {
@@ -655,7 +732,7 @@ def test_uneven_weights_hold_after_a_restart(size: int) -> None:
 
     with serving(make) as server, reading(server, credit=2) as consumer:
         came = [batch["x"].tolist() for batch in islice(consumer, 3)]
-        step = edit(server, web="0.12345", code="0.87655")
+        step = edit(server, **given)
         came += [batch["x"].tolist() for batch in islice(consumer, 6)]
         server.kill()
         with serving(make, server.address):
@@ -663,7 +740,7 @@ def test_uneven_weights_hold_after_a_restart(size: int) -> None:
     with outside(), make() as coordinator:
         wanted = [batch["x"].tolist() for batch in islice(coordinator["train"], step)]
         state = coordinator.state_dict()
-        with make(0.12345, 0.87655, state, edit="because") as other:
+        with make(*map(float, weights), state, edit="because") as other:
             wanted += [batch["x"].tolist() for batch in other["train"]]
     assert step < 9
     assert came == wanted
