@@ -93,13 +93,15 @@ class Membership:
     server's I/O thread; any thread may read a member's fields.
 
     `goes_back`: whether the feed can be made again at an earlier position. `compares`: whether
-    positions can be compared. `counting` says which rounds there are before anybody comes.
+    positions can be compared. `counting` says which rounds there are before anybody comes. `own`:
+    the queues whose batches are made here, None for all.
     """
 
     def __init__(
         self, num_queues: int, lease_s: float, *, replicas: int = 1, goes_back: bool = True,
-        compares: bool = True, counting: Counting | None = None,
+        compares: bool = True, counting: Counting | None = None, own: range | None = None,
     ) -> None:  # fmt: skip
+        self._own = range(num_queues) if own is None else own
         self.replicas = replicas
         """How many consumers are given the batches of each queue."""
         self.members = [self._member(seat) for seat in range(num_queues * replicas)]
@@ -128,7 +130,10 @@ class Membership:
     def _member(self, seat: int, record: Callable[..., Any] = Member, **known: Any) -> Member:
         queue, replica = divmod(seat, self.replicas)
         name = seat_name(seat, self.replicas)
-        made: Member = record(seat=seat, queue=queue, replica=replica, name=name, **known)
+        made: Member = record(
+            seat=seat, queue=queue, replica=replica, name=name,
+            is_elsewhere=queue not in self._own, **known,
+        )  # fmt: skip
         return made
 
     def _move(self, member: Member, move: Move) -> None:
@@ -237,6 +242,7 @@ class Membership:
         while no server was there. A holder knows better itself.
         """
         known = [self.members[seat] for seat in seats if seat < len(self.members)]
+        known = [one for one in known if not one.is_elsewhere]
         news = [one for one in known if one.state is State.ABSENT and one.ended is Ended.NO]
         for member in news:
             member.ended = Ended.HEARSAY
@@ -464,6 +470,7 @@ class Membership:
         return [
             member.seat for member in self.members
             if (lags(member) if member.lives else member.seat not in ended)
+            and not member.is_elsewhere
         ]  # fmt: skip
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -483,7 +490,7 @@ class Membership:
         hearsay counts once nobody has come for the queue in a lease's time."""
         trusts = now >= self._trusts_at
         return all(
-            one.has_all or (one.has_ended and (trusts or one.ended is not Ended.HEARSAY))
+            one.is_elsewhere or one.has_all or (one.has_ended and (trusts or one.ended is not Ended.HEARSAY))
             for one in self.members
         )
 

@@ -45,13 +45,17 @@ class ConsumerGroup:
         self.num_queues = len(factory.config.devices)
         self.replicas = factory.replicas
         """How many consumers are given the batches of each queue."""
+        # Of batches that are made elsewhere no position is passed. And where each batch is made by
+        # calls of its own, it says nothing but what its number says.
+        self._compares = factory.config.stream.repeatable and factory.part is None
         self.membership = Membership(
             self.num_queues,
             lease_s,
             replicas=self.replicas,
             goes_back=factory.goes_back,
-            compares=factory.config.stream.repeatable,
+            compares=self._compares,
             counting=factory.counting,
+            own=factory.own_queues,
         )
         self.delivery = Delivery(feed)
         self.low_watermark = LowWatermark(factory)
@@ -143,6 +147,14 @@ class ConsumerGroup:
                     f"{kind} is {number}, but feed {self.feed.name!r} has {num}; expected 0 to "
                     f"{num - 1}"
                 )
+        part = self.feed.factory.part
+        if not (part is None or part.has(queue)):
+            error = ConfigError(
+                f"queue is {queue}, and the server there makes {part} of feed "
+                f"{self.feed.name!r}; give the address of one that makes it, too"
+            )
+            error.elsewhere = 1  # type: ignore[attr-defined]
+            raise error
         seat = seat_of(queue, replica, self.replicas)
         rejoins = message.intent == "rejoin"
         positions = self.feed.factory.positions
@@ -265,7 +277,7 @@ class ConsumerGroup:
         if not stands:
             return self.feed.stop_run()  # Everybody has had everything.
         check = self._position_check = PositionCheck(
-            stands, factory.config.stream, counting, run.void
+            stands, factory.config.stream, counting, run.void, compares=self._compares
         )  # fmt: skip
         self.feed.start_run(Request(start, run.first_steps, check.check, counting))
 

@@ -32,8 +32,10 @@ class LowWatermark:
         self._counting = factory.counting
         # For each seat the number of rounds of which it has used its batch; infinity at the end.
         self._rounds: list[float] = [0] * factory.num_seats
+        self._last_seat = factory.own_queues.stop * factory.replicas - 1
         # Where those rounds ended that the last seat has used and some other has not. A round ends
         # with the last queue's batch, so only the positions of that queue's last seat are kept.
+        # (Where other servers make the queues behind it, its position means the end of the round.)
         self._ends: deque[tuple[int, LazyPosition]] = deque()
         # The newest such place, and what says what it means; None before the first.
         self._at: tuple[Positions, LazyPosition, Columns | None] | None = None
@@ -62,7 +64,7 @@ class LowWatermark:
         """A seat's user has been handed the batches that end at these positions."""
         if self._stands or not places:
             return
-        is_last, counting = seat == len(self._rounds) - 1, self._counting
+        is_last, counting = seat == self._last_seat, self._counting
         noted = places if is_last else places[-1:]
         # The rounds before that of the next batch but one: the place is after the last one.
         rounds = [counting.round(counting.number(place) - 1) + 1 for place in noted]
