@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from feeder.checkpoint.store import CheckpointStore
+from feeder.checkpoint.store import CheckpointStore, beside
 from feeder.checkpoint.tolerate import skip_damaged
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.state.token import start_of
@@ -24,9 +24,9 @@ _WRITER = re.compile(rf"{PREFIX}(\d{{1,9}})-(\d{{1,9}})-of-(\d{{1,9}})")
 def store_of(store: CheckpointStore, part: Part | None) -> CheckpointStore:
     """Where the server of these queues stores positions, of all where that is None; its numbers
     follow on all that are there."""
-    return store.beside(
-        store.writer if part is None else f"{PREFIX}{part.first}-{part.stop - 1}-of-{part.num}"
-    )
+    if part is None:
+        return beside(store, store.writer)
+    return beside(store, f"{PREFIX}{part.first}-{part.stop - 1}-of-{part.num}")
 
 
 class Stored(NamedTuple):
@@ -96,7 +96,7 @@ def _newest(store: CheckpointStore) -> list[Stored]:
         if fits is None and writer != store.writer:
             continue
         first, last, num = (0, -1, 0) if fits is None else map(int, fits.groups())
-        of_writer = store.beside(writer)
+        of_writer = beside(store, writer)
         for name in reversed(of_writer.sequence_names()):
             with skip_damaged():
                 snapshot = of_writer.load(name)

@@ -56,7 +56,7 @@ def find_position(resume: Any, store: CheckpointStore | None) -> Found:
             if name.startswith(PREFIX):
                 raise ResumeError(
                     f"{path!r} is what the queues of one of several servers have used, not what "
-                    f"all have: resume from its folder; `feeder checkpoint show` shows it"
+                    "all have: resume from its folder; `feeder checkpoint show` shows it"
                 )
             return Found(CheckpointStore(folder or ".").load(name), path)
         return Found(read_position(resume), path)
@@ -89,8 +89,8 @@ def _newest(store: CheckpointStore) -> Found:
     if lowest is not None:
         if lowest.lacks:
             raise CheckpointError(
-                f"of queues {lowest.lacks} nothing is stored in {store.url!r}: what all queues have "
-                "used is not known; resume from a trainer's position"
+                f"of queues {lowest.lacks} nothing is stored in {store.url!r}: what all queues "
+                "have used is not known; resume from a trainer's position"
             )
         logger.info("resuming from the lowest of %s", lowest.where)
         return Found(lowest.snapshot, lowest.where)

@@ -133,7 +133,7 @@ class CheckpointStore(Closing):
         self.keep = keep
         self.writer = check_writer(writer)
         self._backend = open_backend(self.url, self.writer, retry_s, fs)
-        self._given = {"keep": keep, "retry_s": retry_s, "fs": fs}
+        self._given: dict[str, Any] = {"keep": keep, "retry_s": retry_s, "fs": fs}
         # Whether numbers follow on those of other writers, too.
         self._counts_all = False
         self._next: int | None = None
@@ -346,13 +346,6 @@ class CheckpointStore(Closing):
         names = self._backend.names(f"{self.writer}.")
         return sort_sequence(self.writer, names)
 
-    def beside(self, writer: str) -> CheckpointStore:
-        """A store of the same place, for another writer, whose numbers follow on those of all
-        others: of two sequences the larger number is that of whom began later."""
-        store = CheckpointStore(self.url, writer=writer, **self._given)
-        store._counts_all = True
-        return store
-
     def _next_number(self) -> int:
         names = self._backend.names("") if self._counts_all else self.sequence_names()
         numbers = [sequence_number(name.rpartition(".")[0], name) for name in names]
@@ -387,6 +380,14 @@ class CheckpointStore(Closing):
 
     def __repr__(self) -> str:
         return f"<CheckpointStore {self.url!r}, writer {self.writer!r}>"
+
+
+def beside(store: CheckpointStore, writer: str) -> CheckpointStore:
+    """A store of the same place, for another writer, whose numbers follow on those of all others:
+    of two sequences the larger number is that of who began later."""
+    other = CheckpointStore(store.url, writer=writer, **store._given)
+    other._counts_all = True
+    return other
 
 
 # ---- The names of a writer's sequence of checkpoints: its name, a dot, a growing number

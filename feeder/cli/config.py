@@ -69,7 +69,7 @@ def check(arguments: argparse.Namespace) -> int:
     coordinator = build_coordinator(settings)
     told = {key: one.value for key, one in settings.server.items()}
     with locating(settings.server):
-        check_arguments(told)
+        told, *_ = check_arguments(told)
         make_feed_factories(
             coordinator, None, told["queues"], told["replicas"], told["executor"], told["part"]
         )

@@ -66,9 +66,13 @@ def _reading(key: Parameter, word: str) -> dict[str, Any]:
         kind = address if key.name == "addresses" else str
         return {"metavar": word, "action": "append", "type": kind}
     if allows(key, str):
-        return {"metavar": word}
+        return {"metavar": word, **({"type": _number_or_text} if allows(key, int) else {})}
     number = seconds if allows(key, float) else count(key.bounds.ge or 0, key.bounds.le)
     return {"metavar": word, "type": number}
+
+
+def _number_or_text(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -62,7 +62,9 @@ class Readers:
         self._at = [0] * QUEUES
         self._until: int | None = None
         self._changed = threading.Condition()
-        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(QUEUES)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(QUEUES)
+        ]
         for thread in self._threads:
             thread.start()
 

@@ -38,7 +38,10 @@ def run_chaos(folder: Path, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "campaign",
     [
-        "--faults 3 --transport shared", "--soak 600", "--executors 3", "--crowds 1 --crowd 20",
+        "--faults 3 --transport shared",
+        "--soak 600",
+        "--executors 3",
+        "--crowds 1 --crowd 20",
         "--servers 1",
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,8 +124,7 @@ class Leg:
         self._stack, self._factory, self._num = stack, factory, num
         ends = [0, *bounds, num]
         self.servers = {
-            f"ipc:///virtual/feed{i}": range(*part)
-            for i, part in enumerate(zip(ends, ends[1:], strict=False))
+            f"ipc:///virtual/feed{i}": range(*part) for i, part in enumerate(pairwise(ends))
         }
         """By address the queues of each."""
         self._serving: dict[str, Any] = {}

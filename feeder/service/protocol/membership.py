@@ -490,7 +490,9 @@ class Membership:
         hearsay counts once nobody has come for the queue in a lease's time."""
         trusts = now >= self._trusts_at
         return all(
-            one.is_elsewhere or one.has_all or (one.has_ended and (trusts or one.ended is not Ended.HEARSAY))
+            one.is_elsewhere
+            or one.has_all
+            or (one.has_ended and (trusts or one.ended is not Ended.HEARSAY))
             for one in self.members
         )
 

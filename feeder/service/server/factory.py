@@ -145,11 +145,6 @@ class FeedFactory:
         """Go on from a state with a change, as another run; whether anything is to change. Raises
         `ConfigError` and `ResumeError`, also if one of the other places is in no such run; then all
         is as it was."""
-        if self.part is not None:
-            raise ConfigError(
-                f"feed {self.name!r} is made by several servers, of which each would edit it at "
-                "another step: serve it with one server, and edit it there"
-            )
         change = self._change.then(change)
         given = Positions(change.applied(self._given.config), 0)
         owner: Positions | None = edited(given, state, why).owner
@@ -231,8 +226,10 @@ class FeedFactory:
 
     def _check_place(self, found: Resume) -> None:
         """Raise `ResumeError` if several servers cannot go on from a place."""
-        if self.part is not None and found.owner is not None and HISTORY in (
-            found.owner.fingerprint
+        if (
+            self.part is not None
+            and found.owner is not None
+            and HISTORY in (found.owner.fingerprint)
         ):
             raise ResumeError(
                 f"the position of feed {self.name!r} is of a run that was edited: serve it with "

@@ -59,8 +59,9 @@ def feed_figures(group: ConsumerGroup, now: float) -> FeedFigures:
         None if run is None else run.pipeline.bound,
         [
             _queue(group, member, now)
-            for member in group.membership.members if not member.is_elsewhere
-        ],  # fmt: skip
+            for member in group.membership.members
+            if not member.is_elsewhere
+        ],
         now,
         blocked_s=feed.slots.waited.seconds(now),
         service=_service(group),

@@ -321,7 +321,13 @@ class ConsumerGroup:
         Consumers ask for their queues again, as after the loss of a server: so what they were sent
         stays theirs, and each learns what its positions say from there on.
         """
-        factory, leases = self.feed.factory, self._all_that_run()
+        factory = self.feed.factory
+        if factory.part is not None:
+            raise ConfigError(
+                f"feed {factory.name!r} is made by several servers, of which each would edit it at "
+                "another step: serve it with one server, and edit it there"
+            )
+        leases = self._all_that_run()
         places = [self._place_of(lease) for lease in leases]
         newest, former = max(places, key=lambda place: place.cut.step), factory.positions
         if factory.edit(factory.state(newest), change, why, places):

@@ -56,36 +56,33 @@ def check_part(config: FeedConfig, part: Part) -> None:
     """Raise `ConfigError` if a feed's batches cannot be made by several servers, with what would
     let them be."""
     stream, run = config.stream, config.run
-    against: list[tuple[Any, str]] = [
-        (not stream.pure, "its calls follow from each other: use fetch(call)"),
-        (stream.order == "arrival", "order is 'arrival': use 'ticket'"),
-        (stream.dont_rebatch, "dont_rebatch is True, so nobody knows the rows of a batch: leave it "
-         "out"),
-        (stream.global_batch_size is not None, "global_batch_size is given, so a call gives the rows "
-         "of all queues: give batch_size"),
-        (stream.last_batch == "carry", "last_batch is 'carry', so that batches begin within calls: "
-         "use 'keep', 'drop' or 'pad'"),
-        (stream.last_round == "pad", "last_round is 'pad', which repeats a batch that another server "
-         "makes: use 'uneven' or 'drop'"),
-        (config.edit is not None, "edit is given: edit with one server, whose positions are taken "
-         "by one server until the run is over"),
-    ]  # fmt: skip
-    for is_so, why in against:
+    against = {
+        "its calls follow from each other: use fetch(call)": not stream.pure,
+        "order is 'arrival': use 'ticket'": stream.order == "arrival",
+        "dont_rebatch is True, so nobody knows the rows of a batch: leave it out":
+        stream.dont_rebatch,
+        "global_batch_size is given, so a call gives the rows of all queues: give batch_size":
+        stream.global_batch_size is not None,
+        "last_batch is 'carry', so batches begin within calls: use 'keep', 'drop' or 'pad'":
+        stream.last_batch == "carry",
+        "last_round is 'pad', which repeats batches of other servers: use 'uneven' or 'drop'":
+        stream.last_round == "pad",
+        "edit is given: go on with one server from there": config.edit is not None,
+        "nobody knows how many rows each call gives: give rows_per_call, a divisor of batch_size, "
+        "if all but an epoch's last give so many (sources that filter, pack or leave out defective "
+        "records do not)": rows_per_call(stream, run) is None,
+    }  # fmt: skip
+    for why, is_so in against.items():
         if is_so:
             raise _refused(config, part, why)
-    if rows_per_call(stream, run) is None:
-        raise _refused(
-            config, part, "nobody knows how many rows each call gives: give rows_per_call, a divisor "
-            "of batch_size, if each call but an epoch's last gives so many (a source with "
-            "on_error='skip', or one that filters or packs, does not)"
-        )  # fmt: skip
     try:
         rows_of_epoch(stream, 0)
     except Exception as error:
-        raise _refused(
-            config, part, "nobody knows how many rows an epoch has: let the fetch function have "
-            f"rows(epoch, batch_size), as feeder.sources have ({in_words(error)})"
-        ) from error  # fmt: skip
+        why = (
+            "nobody knows how many rows an epoch has: let the fetch function have rows(epoch, "
+            f"batch_size), as sources have ({in_words(error)})"
+        )
+        raise _refused(config, part, why) from error
 
 
 def _refused(config: FeedConfig, part: Part, why: str) -> ConfigError:

@@ -194,8 +194,8 @@ class Server(Closing):
         forks.call_in_child(self.abandon_in_child)
         self.queues = {name: group.num_queues for name, group in self._groups.items()}
         """The number of queues of each feed, by its name."""
-        self.part = self._feeds[0].factory.part
-        """Which of them it makes; None for all."""
+        self.own_queues = self._feeds[0].factory.own_queues
+        """Those of them whose batches it makes."""
         self.replicas = self._feeds[0].factory.replicas
         """How many consumers are given the batches of each queue."""
         self._loop = ServerLoop(

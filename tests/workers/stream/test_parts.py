@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -57,7 +58,7 @@ class Program(NamedTuple):
         bounds = [0, *self.cuts, self.queues]
         if not self.cuts:
             return [None]
-        return [Part(*pair, self.queues) for pair in zip(bounds, bounds[1:], strict=False)]
+        return [Part(*pair, self.queues) for pair in pairwise(bounds)]
 
     def fetch(self) -> Numbered:
         return Numbered(self.rows, self.per_call)
@@ -118,6 +119,7 @@ def dealt(coordinator: feeder.Coordinator, queues: range) -> Told:
 
 def run(program: Program, part: Part | None, **more: Any) -> tuple[Told, Numbered]:
     """What a run gives that makes the batches of a part."""
+
     def pipeline(spec: Any, run: Any, *rest: Any, **named: Any) -> Pipeline:
         return Pipeline(spec, run._replace(part=part), *rest, **named)
 
@@ -195,7 +197,7 @@ def test_an_epoch_of_which_nobody_knows_the_length_is_an_error_in_its_place() ->
 
     fetch.rows = rows  # type: ignore[method-assign]
     found = []
-    with pytest.raises(feeder.FetchError, match="epoch 1 is not known.*no index"):
+    with pytest.raises(feeder.FetchError, match=r"epoch 1 is not known.*no index"):
         for batch in _batches(fetch, WRONG._replace(rows=[24, 24])):
             found.append(batch.step)
     assert found == [1, 3, 5]
@@ -208,6 +210,7 @@ def _read(fetch: Numbered) -> None:
 
 def _batches(fetch: Numbered, program: Program) -> Iterator[feeder.Batch]:
     """The batches of the second of two queues."""
+
     def pipeline(spec: Any, run: Any, *rest: Any, **named: Any) -> Pipeline:
         return Pipeline(spec, run._replace(part=Part(1, 2, 2)), *rest, **named)
 
