@@ -204,7 +204,7 @@ class Pipeline:
             self.bound,
             self.stats,
             names,
-            self._queues,
+            [self._queues[device] for device in self.bound.waiting],
             num_threads=run.num_threads,
             timeout_s=run.timeout_s,
             epochs=spec.epochs,

@@ -63,8 +63,9 @@ class Bound:
         """The most rows that were ever buffered."""
         self.peak_bytes = 0
         """The most bytes that were ever buffered."""
-        self.waiting = [int(not (part is None or part.has(i))) for i in range(num_devices)]
-        """Batches in each device queue. Where those of a queue are made elsewhere, one is there."""
+        own = range(num_devices) if part is None else range(part.first, part.stop)
+        self.waiting = dict.fromkeys(own, 0)
+        """Batches in each device queue that gets some."""
 
     def has_room(self, num_threads: int = 0, num_calls: int = 0) -> bool:
         """Whether the bound is not reached, while so many threads make so many calls. If nothing is
@@ -85,7 +86,7 @@ class Bound:
         """Whether a device has no batch: then the call whose turn it is may be made above the
         bound, or nothing would ever move. Any device, since the user may be waiting at that one
         and not at the one whose batch is next."""
-        return 0 in self.waiting
+        return 0 in self.waiting.values()
 
     def calls_in(self, rows: int, num_bytes: int) -> int:
         """How many calls give about so much."""

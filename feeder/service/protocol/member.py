@@ -110,8 +110,6 @@ class Member:
     """Which of the queue's replicas it is."""
     name: str
     """The seat, in words for messages."""
-    is_elsewhere: bool = False
-    """Whether another server makes the batches of its queue, so that nobody comes here."""
     state: State = State.ABSENT
     ended: Ended = Ended.NO
     """Whether its batches had ended before its consumer came. That counts again if the consumer

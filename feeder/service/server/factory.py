@@ -67,10 +67,10 @@ class FeedFactory:
         self.origin: Resume | None = None
         """Where consumers without a position begin; None for the start of the feed."""
         _check_names(name, self.config.stream.names)
-        if self.num_seats > MAX_ITEMS:
-            num, shared = len(self.config.devices), f" with {replicas} replicas" * (replicas > 1)
+        if len(self.own_queues) * replicas > MAX_ITEMS:
+            num, shared = len(self.own_queues), f" with {replicas} replicas" * (replicas > 1)
             raise ConfigError(
-                f"feed {name!r} has {num} queues{shared}, expected at most {MAX_ITEMS}"
+                f"feed {name!r} has {num} queues{shared}, expected at most {MAX_ITEMS} on a server"
             )
         if self.config.stream.order == "arrival" and len(self.config.devices) > 1:
             raise ConfigError(

@@ -72,7 +72,7 @@ class ConsumerGroup:
     @property
     def leases(self) -> list[Lease]:
         """The leases of all consumers that hold a seat."""
-        return [one for one in self.membership.members if isinstance(one, Lease)]
+        return [one for one in self.membership.own if isinstance(one, Lease)]
 
     def _handle(self, event: Any, now: float | None = None) -> None:
         """Tell the membership what has happened, and do what follows."""
@@ -374,7 +374,7 @@ class ConsumerGroup:
     def _all_that_run(self) -> list[Lease]:
         """The leases of all seats, whose consumers have run with the feed and live. Raises
         `ResumeError` if some have not."""
-        name, members = self.feed.name, self.membership.members
+        name, members = self.feed.name, self.membership.own
         ended = [one for one in members if one.ending == "end" or one.ended is not Ended.NO]
         if ended:
             raise ResumeError(f"the run of feed {name!r} has ended: an edit would change nothing")

@@ -312,6 +312,22 @@ def test_a_position_of_any_server_is_one_of_all() -> None:
         assert found == {step: rows[step] for step in range(6, 22)}
 
 
+@pytest.mark.parametrize("rounds", ["stream", "epoch"])
+@pytest.mark.parametrize("last_round", ["uneven", "drop"])
+def test_the_end_is_one_place(rounds: str, last_round: str) -> None:
+    """That of one server, whoever made the last batch, and whether or not its round is complete."""
+    feeds = factory(rounds=rounds, last_round=last_round)
+    ends = []
+    for parts in (["5"], ["0-2/5", "3-4/5"], ["0/5", "1/5", "2/5", "3/5", "4/5"]):
+        with ExitStack() as stack:
+            servers = [stack.enter_context(serving(feeds, queues=queues)) for queues in parts]
+            queues = [stack.enter_context(reading(*servers, queue=i)) for i in range(5)]
+            read(*queues)
+            ends.append([queue.state_dict() for queue in queues])
+    assert ends[0] == ends[1] == ends[2]
+    assert len({state["feeder"] for state in ends[0]}) == 1
+
+
 def test_an_edit_is_refused_by_name() -> None:
     with serving(factory(), queues="0/2") as server, reading(server, queue=0) as consumer:
         next(consumer)
