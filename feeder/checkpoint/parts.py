@@ -89,18 +89,19 @@ def _steps(snapshot: Snapshot) -> list[int]:
 
 def _newest(store: CheckpointStore) -> list[Stored]:
     """The newest of each server that is whole. One of all queues has a part of none."""
-    writers = {name.rpartition(".")[0] for name in store.file_names(PREFIX)}
-    found = []
-    for writer in sorted(writers | {store.writer}):
+    by_part: dict[Part, dict[int, str]] = {}
+    for name in {*store.file_names(PREFIX), *store.sequence_names()}:
+        writer, _, number = name.rpartition(".")
         fits = _WRITER.fullmatch(writer)
-        if fits is None and writer != store.writer:
-            continue
-        first, last, num = (0, -1, 0) if fits is None else map(int, fits.groups())
-        of_writer = beside(store, writer)
-        for name in reversed(of_writer.sequence_names()):
+        if fits is not None and number.isdigit():
+            first, last, num = map(int, fits.groups())
+            by_part.setdefault(Part(first, last + 1, num), {})[int(number)] = name
+        elif writer == store.writer:
+            by_part.setdefault(Part(0, 0, 0), {})[int(number)] = name
+    found = []
+    for part, names in by_part.items():
+        for number in sorted(names, reverse=True):
             with skip_damaged():
-                snapshot = of_writer.load(name)
-                number = int(name.rpartition(".")[2])
-                found.append(Stored(number, Part(first, last + 1, num), name, snapshot))
+                found.append(Stored(number, part, names[number], store.load(names[number])))
                 break
     return found
