@@ -101,7 +101,17 @@ class Pipeline:
         self._partitions = partitions = Partitions.of(
             spec.num_workers, pure=spec.pure, arrival=spec.order == "arrival"
         )
-        given = spec
+        epoch, index, step = (
+            (0, 0, 0) if resume is None else (resume.cut.epoch, resume.cut.index, resume.cut.step)
+        )
+        turns, given = turns or Turns(step), spec
+
+        def part() -> PartCalls | None:
+            # Of the functions as they were given: over there nobody says how many rows there are.
+            return None if run.part is None else PartCalls(given, run, turns, epoch, index)
+
+        if run.part is not None and callable(make_part := getattr(spec.fetch, "make_part", None)):
+            make_part(part())
         self._execution: Execution | None = None
         if run.executor is not None:
             self._execution = run.executor.begin(spec, run)
@@ -120,13 +130,6 @@ class Pipeline:
             # Before any thread runs: the fetch function is put back once, by the thread that
             # resumes.
             seek(spec, resume.cut)
-        turns = turns or Turns(begin.step)
-
-        def part() -> PartCalls | None:
-            # Of the functions as they were given: over there nobody says how many rows there are.
-            is_whole = run.part is None
-            return None if is_whole else PartCalls(given, run, turns, begin.epoch, begin.index)
-
         frame = self._frame(encode, turns.dealing)
         self.origin = LazyPosition(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
         self.start_cut = self.origin.cut() if resume is None else resume.cut

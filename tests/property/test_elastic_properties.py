@@ -25,9 +25,10 @@ pytestmark = pytest.mark.served
 class Calls:
     """`fetch(call)`: so many rows from each call of each epoch; or as the calls of a source are."""
 
-    def __init__(self, epochs: list[list[int]], batch_size: int | None) -> None:
+    def __init__(self, epochs: list[list[int]], batch_size: int | None, *, is_source: bool) -> None:
         self.epochs, self.batch_size = epochs, batch_size
-        self.gives_all_rows = batch_size is not None
+        if is_source:
+            self.gives_all_rows = True
 
     def rows(self, epoch: int, batch_size: int) -> int:
         return sum(self.epochs[epoch])
@@ -54,6 +55,8 @@ class Dealt(NamedTuple):
     rounds: str
     last_round: str
     last_batch: str
+    per_call: int = 0
+    """Rows of each call, where the feed says so; 0 where it does not."""
 
     def with_rounds_for(self, most: int) -> Dealt:
         """The same with a whole round of so many devices in each epoch where one without is an
@@ -65,17 +68,20 @@ class Dealt(NamedTuple):
             last_batch="keep" if carries else self.last_batch,
         )
 
-    def of_numbers(self) -> Dealt:
-        """One of which numbers say which calls each batch is made of."""
+    def of_numbers(self, calls: int) -> Dealt:
+        """One of which numbers say which calls each batch is made of: so many."""
         return self._replace(
-            is_source=True,
+            is_source=calls == 1,
+            batch_size=calls * self.batch_size,
+            per_call=0 if calls == 1 else self.batch_size,
             last_round="uneven" if self.last_round == "pad" else self.last_round,
             last_batch="keep" if self.last_batch == "carry" else self.last_batch,
         )
 
     def fetch(self) -> Calls:
         """Its fetch function, which has made no call yet."""
-        return Calls(self.epochs, self.batch_size if self.is_source else None)
+        per_call = self.batch_size if self.is_source else self.per_call or None
+        return Calls(self.epochs, per_call, is_source=self.is_source)
 
     def stream(self) -> list[Record]:
         """Its batches."""
@@ -91,6 +97,7 @@ class Dealt(NamedTuple):
             "input_blob_names": ["id"], "batch_size": self.batch_size,
             "epochs": len(self.epochs), "num_worker_threads": 2, "rounds": self.rounds,
             "last_round": self.last_round, "last_batch": self.last_batch,
+            "rows_per_call": self.per_call or None,
         }  # fmt: skip
 
 
@@ -102,6 +109,7 @@ DEALT = st.builds(
     rounds=st.sampled_from(("stream", "epoch")),
     last_round=st.sampled_from(("uneven", "drop", "pad")),
     last_batch=st.sampled_from(("keep", "drop", "pad", "carry")),
+    per_call=st.just(0),
 )
 
 LEG = st.tuples(
@@ -179,7 +187,8 @@ def test_every_queue_is_dealt_what_the_naive_feeder_deals(
 
 @settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    dealt=DEALT.map(Dealt.of_numbers), legs=st.lists(LEG, min_size=1, max_size=4),
+    dealt=st.builds(Dealt.of_numbers, DEALT, st.integers(1, 3)),
+    legs=st.lists(LEG, min_size=1, max_size=4),
     bounds=st.lists(st.sets(st.integers(1, 4)), min_size=4, max_size=4),
 )  # fmt: skip
 def test_so_do_several_servers_of_one_stream(

@@ -39,8 +39,8 @@ class Passed(NamedTuple):
 
 
 class PartCalls:
-    """The calls of one part, epoch by epoch. Whoever has it asks for no epoch before the last one:
-    the tickets have one, and the merge, which is behind them, another."""
+    """The calls of one part, epoch by epoch. Each owner has one of its own: the tickets, the merge,
+    which is behind them, and a source that looks ahead."""
 
     def __init__(
         self, spec: StreamSpec, run: RunSpec, turns: Turns, epoch: int, batch: int
@@ -53,7 +53,8 @@ class PartCalls:
         self._per_batch = spec.batch_size // rows
         self.error: FeedError | None = None
         """Why nobody knows how many calls the epoch has."""
-        self._begin(epoch, turns.first - batch)
+        self._first = epoch, turns.first - batch
+        self._begin(*self._first)
 
     def _begin(self, epoch: int, turn: int) -> None:
         """Go to an epoch whose first batch has this turn."""
@@ -74,7 +75,9 @@ class PartCalls:
         self._num_batches = num // size if self._spec.last_batch == "drop" else -(-num // size)
 
     def go_to(self, epoch: int) -> None:
-        """The calls from now on are asked for are those of this epoch."""
+        """The calls that are asked for from now on are those of this epoch."""
+        if epoch < self._epoch:
+            self._begin(*self._first)
         while self._epoch < epoch:
             turn, num = self._turn + self._num_batches, self._part.num
             turn = turn_at_epoch(self._spec, self._turns, self._epoch + 1, turn, num)
