@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from feeder.checkpoint.store import CheckpointStore, beside
 from feeder.checkpoint.tolerate import skip_damaged
+from feeder.errors import CheckpointError
 from feeder.state.snapshot import Snapshot, StreamState
 from feeder.state.token import start_of
 from feeder.workers.stream.spec import Part
@@ -52,7 +53,7 @@ def find_lowest(store: CheckpointStore) -> Lowest | None:
     """The lowest of the positions that servers of some queues have stored, and perhaps one of all
     queues; None if no server of some queues has. Raises `CheckpointError`."""
     found = _newest(store)
-    if all(one.part.num == 0 for one in found):
+    if not found:
         return None
     chosen: list[Stored] = []
     num, lacking = -1, set[int]()
@@ -88,7 +89,8 @@ def _steps(snapshot: Snapshot) -> list[int]:
 
 
 def _newest(store: CheckpointStore) -> list[Stored]:
-    """The newest of each server that is whole. One of all queues has a part of none."""
+    """The newest of each server that is whole, if one of some queues is among them. One of all
+    queues has a part of none."""
     by_part: dict[Part, dict[int, str]] = {}
     for name in {*store.file_names(PREFIX), *store.sequence_names()}:
         writer, _, number = name.rpartition(".")
@@ -98,10 +100,18 @@ def _newest(store: CheckpointStore) -> list[Stored]:
             by_part.setdefault(Part(first, last + 1, num), {})[int(number)] = name
         elif writer == store.writer:
             by_part.setdefault(Part(0, 0, 0), {})[int(number)] = name
+    if not any(part.num for part in by_part):
+        return []
     found = []
     for part, names in by_part.items():
         for number in sorted(names, reverse=True):
             with skip_damaged():
                 found.append(Stored(number, part, names[number], store.load(names[number])))
                 break
+        else:
+            # Not as if there were none: a run must not begin anew in silence.
+            raise CheckpointError(
+                f"none of the checkpoints {sorted(names.values())!r} in {store.url!r} can be "
+                "loaded; resume from another place, or remove them"
+            )
     return found

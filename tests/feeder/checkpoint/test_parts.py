@@ -101,6 +101,15 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
     assert lowest(tmp_path) == 6
 
 
+def test_nothing_begins_anew_where_all_of_one_server_are_damaged(tmp_path: Path) -> None:
+    save(tmp_path, Part(0, 1, 2), 3)
+    save(tmp_path, Part(1, 2, 2), 3)
+    damaged = tmp_path / "queues-1-1-of-2.00000001"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(feeder.CheckpointError, match=r"queues-1-1-of-2.*can be loaded"):
+        find_position("latest", CheckpointStore(tmp_path))
+
+
 def test_all_feeds_are_in_it_each_at_its_lowest(tmp_path: Path) -> None:
     for first, at in ((0, (3, 7)), (1, (5, 2))):
         states = [

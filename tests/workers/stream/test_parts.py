@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,7 +18,7 @@ import feeder
 from feeder.feeds import stream as streams
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stream.spec import Part
-from small import make
+from small import WAIT_S, make
 
 
 class Numbered:
@@ -203,16 +204,31 @@ def test_an_epoch_of_which_nobody_knows_the_length_is_an_error_in_its_place() ->
     assert found == [1, 3, 5]
 
 
+def test_a_batch_that_others_follow_does_not_wait_for_the_next_one_here() -> None:
+    """Of its epoch it is known not to be the last."""
+    may_go_on = threading.Event()
+
+    class Waiting(Numbered):
+        def __call__(self, call: feeder.Call) -> Any:
+            assert call.index < 4 or may_go_on.wait(WAIT_S)
+            return super().__call__(call)
+
+    batches = _batches(Waiting([24], 2), WRONG._replace(rounds="epoch"), queue=0)
+    assert next(batches).step == 0
+    may_go_on.set()
+    assert [batch.step for batch in batches] == [2, 4]
+
+
 def _read(fetch: Numbered) -> None:
     for _ in _batches(fetch, WRONG):
         pass
 
 
-def _batches(fetch: Numbered, program: Program) -> Iterator[feeder.Batch]:
-    """The batches of the second of two queues."""
+def _batches(fetch: Numbered, program: Program, queue: int = 1) -> Iterator[feeder.Batch]:
+    """The batches of one of two queues, where the other is elsewhere."""
 
     def pipeline(spec: Any, run: Any, *rest: Any, **named: Any) -> Pipeline:
-        return Pipeline(spec, run._replace(part=Part(1, 2, 2)), *rest, **named)
+        return Pipeline(spec, run._replace(part=Part(queue, queue + 1, 2)), *rest, **named)
 
     with patch.object(streams, "Pipeline", pipeline), program.make(fetch) as coordinator:
-        yield from coordinator["train"].on(1)
+        yield from coordinator["train"].on(queue)
