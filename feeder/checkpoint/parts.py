@@ -93,13 +93,11 @@ def _newest(store: CheckpointStore) -> list[Stored]:
     queues has a part of none."""
     by_part: dict[Part, dict[int, str]] = {}
     for name in {*store.file_names(PREFIX), *store.sequence_names()}:
-        writer, _, number = name.rpartition(".")
+        writer, _, digits = name.rpartition(".")
         fits = _WRITER.fullmatch(writer)
-        if fits is not None and number.isdigit():
-            first, last, num = map(int, fits.groups())
-            by_part.setdefault(Part(first, last + 1, num), {})[int(number)] = name
-        elif writer == store.writer:
-            by_part.setdefault(Part(0, 0, 0), {})[int(number)] = name
+        if digits.isdigit() and (fits is not None or writer == store.writer):
+            first, last, num = (0, -1, 0) if fits is None else map(int, fits.groups())
+            by_part.setdefault(Part(first, last + 1, num), {})[int(digits)] = name
     if not any(part.num for part in by_part):
         return []
     found = []

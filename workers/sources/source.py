@@ -126,7 +126,7 @@ class Source:
         self._is_far = is_far(records)
         # What it will read, told to caches; made with the first call.
         self._ahead: Ahead | None = None
-        self._part: PartCalls | None = None
+        self._made_here: PartCalls | None = None
         self._elsewhere = Faults("skip")
         # What its calls in other processes have met with in stores. Guarded by the lock.
         self._stores_elsewhere: Counter[str] = Counter()
@@ -170,7 +170,7 @@ class Source:
     def make_part(self, part: PartCalls | None) -> None:
         """From now on these calls alone are made, None for all: what others read is not brought
         here ahead of them. For the thread that begins a stream."""
-        self._part = part
+        self._made_here = part
         if self._ahead is not None:
             self._ahead.part = part
 
@@ -180,7 +180,7 @@ class Source:
             with self._lock:
                 ahead = self._ahead
                 if ahead is None:
-                    ahead = self._ahead = Ahead(self._part)
+                    ahead = self._ahead = Ahead(self._made_here)
                     finalize(self, ahead.close).atexit = False
         return ahead
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import feeder
 from feeder.feeds import stream as streams
+from feeder.workers.fetch.bound import Bound
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stream.spec import Part
 from small import WAIT_S, make
@@ -217,6 +218,14 @@ def test_a_batch_that_others_follow_does_not_wait_for_the_next_one_here() -> Non
     assert next(batches).step == 0
     may_go_on.set()
     assert [batch.step for batch in batches] == [2, 4]
+
+
+def test_queues_that_are_elsewhere_starve_not() -> None:
+    """Otherwise a call might always be made above the bound."""
+    bound = Bound(8, 1000, 4, 0, 1, Part(1, 3, 4))
+    assert bound.starving
+    bound.waiting[1] = bound.waiting[2] = 1
+    assert not bound.starving
 
 
 def _read(fetch: Numbered) -> None:

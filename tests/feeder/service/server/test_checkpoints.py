@@ -280,3 +280,14 @@ def test_servers_begin_at_the_lowest_that_any_of_them_has_stored(tmp_path: Path)
         reading(right, queue=1) as second,
     ):
         assert (next(first).step, next(second).step) == (14, 15)
+
+
+def test_a_server_of_some_queues_stores_at_once_where_they_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that others know what it has used, before its first trainer comes."""
+    saved = threading.Event()
+    around(monkeypatch, CheckpointStore, "save", after=lambda *_: saved.set())
+    with serving(even(), queues="0/2", checkpoints=tmp_path):
+        assert saved.wait(WAIT_S)
+        assert CheckpointStore(tmp_path).names() == ["queues-0-0-of-2.00000000"]
