@@ -298,15 +298,15 @@ def test_a_position_of_any_server_is_one_of_all() -> None:
         for _ in range(2):
             found = [next(queue) for queue in queues]
         states = [queue.state_dict() for queue in queues] + [one.cut.token() for one in found]
-    for state in states:
+    # Each for all trainers, and each trainer with another one.
+    for given in [*([state] * 4 for state in states), states[:4], states[2:6]]:
         with ExitStack() as stack:
             servers = [
                 stack.enter_context(serving(factory(last_round="drop"), queues=queues))
                 for queues in ("0-1/4", "2/4", "3/4")
             ]
-            # As the position of a trainer, and as that which servers begin at.
             queues = [
-                stack.enter_context(reading(*servers, queue=i, resume=state)) for i in range(4)
+                stack.enter_context(reading(*servers, queue=i, resume=given[i])) for i in range(4)
             ]
             found = read(*queues)
         assert found == {step: rows[step] for step in range(6, 22)}
