@@ -85,6 +85,15 @@ def test_of_queues_of_which_nothing_is_stored_nothing_is_claimed(
         find_position(tmp_path, None)
 
 
+def test_who_has_not_stored_since_queues_changed_has_used_what_all_had(tmp_path: Path) -> None:
+    for queue, at_round in enumerate((2, 6, 6)):
+        save(tmp_path, Part(queue, queue + 1, 3), at_round)
+    save(tmp_path, Part(0, 1, 2), 5)
+    assert lowest(tmp_path) == 2 * 3
+    save(tmp_path, Part(1, 2, 2), 4)
+    assert lowest(tmp_path) == 4 * 2
+
+
 def test_what_one_server_has_stored_is_no_position_of_all(tmp_path: Path) -> None:
     save(tmp_path, Part(0, 2, 4), 5)
     (name,) = CheckpointStore(tmp_path).names()
