@@ -30,6 +30,11 @@ def store_of(store: CheckpointStore, part: Part | None) -> CheckpointStore:
     return beside(store, f"{PREFIX}{part.first}-{part.stop - 1}-of-{part.num}")
 
 
+def is_of_part(name: str) -> bool:
+    """Whether a checkpoint is what a server of some queues has stored."""
+    return _WRITER.fullmatch(name.rpartition(".")[0]) is not None
+
+
 class Stored(NamedTuple):
     """The newest position of one server that is whole."""
 

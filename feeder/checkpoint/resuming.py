@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from feeder.checkpoint.format import MAGIC
-from feeder.checkpoint.parts import PREFIX, find_lowest
+from feeder.checkpoint.parts import Lowest, find_lowest, is_of_part
 from feeder.checkpoint.store import CheckpointStore
 from feeder.errors import CheckpointError, ConfigError, ResumeError
 from feeder.state.snapshot import Snapshot
@@ -53,7 +53,7 @@ def find_position(resume: Any, store: CheckpointStore | None) -> Found:
             return _newest(CheckpointStore(path))
         if _is_checkpoint(path):
             folder, name = os.path.split(path)
-            if name.startswith(PREFIX):
+            if is_of_part(name):
                 raise ResumeError(
                     f"{path!r} is what the queues of one of several servers have used, not what "
                     "all have: resume from its folder; `feeder checkpoint show` shows it"
@@ -81,11 +81,11 @@ def _latest(store: CheckpointStore | None) -> Found:
     if lowest is None and store.is_empty():
         logger.info("nothing to resume from in %r yet: feeds begin at their beginning", store.url)
         return Found(None, store.url)
-    return _newest(store)
+    return _newest(store, lowest)
 
 
-def _newest(store: CheckpointStore) -> Found:
-    lowest = find_lowest(store)
+def _newest(store: CheckpointStore, lowest: Lowest | None = None) -> Found:
+    lowest = lowest or find_lowest(store)
     if lowest is not None:
         if lowest.lacks:
             raise CheckpointError(

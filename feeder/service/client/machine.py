@@ -327,7 +327,7 @@ class ClientMachine:
         why = f"no answer from {where} within {self._limit_s} s; does `feeder serve` run there?"
         # A refusal says more than that nobody answered.
         refusal = self._failover.refusal
-        if refusal is None or self._is_known:
+        if self._is_known or not isinstance(refusal, AuthError):
             told = why if refusal is None else f"{why}; {refusal}"
             return self._fail(ConnectTimeout(told))
         return self._fail(refusal)

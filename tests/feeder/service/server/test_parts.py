@@ -224,6 +224,14 @@ def test_the_queue_is_looked_for_at_all_addresses() -> None:
             feeder.connect([one.address for one in servers[:3]], queue=3, timeout=5)
 
 
+def test_who_waits_for_its_server_to_start_is_told_that_it_has_not() -> None:
+    with (
+        serving(factory(), queues="0/2") as server,
+        pytest.raises(feeder.ConnectTimeout, match=r"no answer .* makes queue 0 of 2"),
+    ):
+        feeder.connect([server.address, "ipc:///virtual/late"], queue=1, timeout=5)
+
+
 def test_queues_are_taken_over_by_a_server_that_is_restarted_with_them() -> None:
     with ExitStack() as stack:
         left = stack.enter_context(serving(factory(), queues="0/2"))
