@@ -13,7 +13,7 @@ from chaos.network import is_possible
 from chaos.processes import PLANTS
 from project import ROOT
 
-LIMIT_S = 90
+LIMIT_S = 110
 
 pytestmark = pytest.mark.process
 
