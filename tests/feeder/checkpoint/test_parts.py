@@ -20,6 +20,7 @@ from feeder.checkpoint.store import CheckpointStore
 from feeder.state.snapshot import Snapshot
 from feeder.state.token import start_of
 from feeder.workers.stream.spec import Part
+from parts import examples
 from small import Calls, make
 
 ROUNDS = 12
@@ -133,7 +134,7 @@ def test_all_feeds_are_in_it_each_at_its_lowest(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_the_number_of_servers_and_queues_may_change(data: st.DataObject) -> None:
     """Servers begin where all were found to be, or before it, as trainers say; each stores that,

@@ -19,6 +19,7 @@ from feeder.feeds import stream as streams
 from feeder.workers.fetch.bound import Bound
 from feeder.workers.pipeline import Pipeline
 from feeder.workers.stream.spec import Part
+from parts import examples
 from small import WAIT_S, make
 
 
@@ -131,7 +132,7 @@ def run(program: Program, part: Part | None, **more: Any) -> tuple[Told, Numbere
         return dealt(coordinator, own), fetch
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(program=programs(), at=st.integers(0, 40), to=st.integers(1, 6))
 def test_parts_give_together_what_one_run_gives(program: Program, at: int, to: int) -> None:
     """Also from any place on, with another number of queues than the place is of."""
@@ -148,7 +149,7 @@ def test_parts_give_together_what_one_run_gives(program: Program, at: int, to: i
         assert {queue: one[queue] for one in parts for queue in one} == whole
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(program=programs())
 def test_each_call_is_made_by_one_part(program: Program) -> None:
     """But for those that end epochs, for the first one, which is made again to be compared, and for
