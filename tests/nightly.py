@@ -71,6 +71,9 @@ CAMPAIGNS = {
     "networks": Campaign(
         "cuts, slows and garbles networks between hosts of its own, which needs root",
         "chaos.campaign", "--networks 60 --seed {seed}", 60),
+    "servers": Campaign(
+        "kills servers that share one stream, and compares the one order",
+        "chaos.campaign", "--servers 25 --seed {seed}", 30),
     "crowds": Campaign(
         "has 300 consumers leave a server beside busy loops",
         "chaos.campaign", "--crowds 20 --seed {seed}", 60),

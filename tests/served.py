@@ -33,6 +33,7 @@ from feeder.service.client import connect as connecting
 from feeder.service.client import consumer as consumers
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.server.factory import begin_at, make_coordinator, make_feed_factories
+from feeder.service.server.part import read_queues
 from simulation.faults import Plan
 from simulation.network import Link
 from simulation.process import Process
@@ -198,9 +199,10 @@ class Server(ServerProcess):
         scene = here()
         is_factory = callable(feeds)
         coordinator = make_coordinator(feeds) if is_factory else feeds
+        queues, part = read_queues(settings.pop("queues", None))
         (factory,) = make_feed_factories(
-            coordinator, feeds if is_factory else None, settings.pop("queues", None),
-            settings.pop("replicas", 1),
+            coordinator, feeds if is_factory else None, queues, settings.pop("replicas", 1),
+            part=part,
         )  # fmt: skip
         begin_at([factory], settings.pop("resume", None), None, settings.pop("skip", 0))
         plan = scene.plan

@@ -25,6 +25,11 @@ def make(fetch: Any = fetch, **settings: Any) -> feeder.Coordinator:
     return feeder.init_data_input_workers(["x", "y"], fetch, 8, **settings)
 
 
+def make_even() -> feeder.Coordinator:
+    """Batches that numbers say the calls of."""
+    return make(feeder.sources.arrays(np.ones((400, 3), np.float32), np.arange(400)))
+
+
 def make_slow() -> feeder.Coordinator:
     """Three batches, and then none, for ever."""
 

@@ -20,6 +20,7 @@ from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.buffers import Slots
 from feeder.workers.stream.merge import EpochEnd, Merge, MergedChunks
+from feeder.workers.stream.parts import Passed
 from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import LazyPosition
 from feeder.workers.stream.rounds import ends_round
@@ -81,7 +82,7 @@ class RoundRobinRouter:
         self._assembler = assembler
         # With one device every round is complete, so there is nothing to drop or repeat.
         self._policy = spec.last_round if len(queues) > 1 else "uneven"
-        self._per_epoch = spec.rounds == "epoch"
+        self._per_epoch, self._part = spec.rounds == "epoch", run.part
         # A batch that is known to end an incomplete round ends it for positions too, so it waits
         # until that is known.
         self._keeps_back = self._policy == "pad" or (self._per_epoch and len(queues) > 1)
@@ -149,6 +150,18 @@ class RoundRobinRouter:
         self._last = None if is_complete else batch
         if is_complete:
             self._group.append(batch)
+
+    def pass_by(self, num: int) -> None:
+        """So many batches come next that are made elsewhere."""
+        turn, devices = self._assembler.turn, len(self._queues)
+        self._assembler.pass_by(num)
+        if num and self._last is not None:
+            self._group.append(self._last)
+            self._last = None
+        if turn // devices < (turn + num) // devices:
+            # The last batch of the round is among them.
+            self._group += self._round
+            self._round, self._has_round = [], True
 
     def flush(self) -> None:
         """Hand over the batches that were taken so far."""
@@ -226,7 +239,8 @@ class RoundRobinRouter:
             # Batches of an incomplete round do not count: the stream ended before them. Within the
             # stream each keeps the number that it has with any number of queues.
             if not self._per_epoch:
-                place.step -= len(self._round)
+                num_made = len(self._round)
+                place.step -= num_made if self._part is None else self._assembler.turn % num
             for batch in self._round:
                 self._discard(batch)
             self._round = []
@@ -335,6 +349,9 @@ class Enqueuer:
                 return
             if isinstance(merged, EpochEnd):
                 yield from self._end_epoch(merged)
+            elif isinstance(merged, Passed):
+                self._empty_epoch = self._empty_epoch and not merged.num
+                self._router.pass_by(merged.num)
             else:
                 yield from self._take(merged)
 

@@ -33,6 +33,7 @@ from feeder.workers.stream.buffers import OpenSlots, Slots
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.memory import keep_freed_memory
 from feeder.workers.stream.merge import Merge
+from feeder.workers.stream.parts import PartCalls
 from feeder.workers.stream.placement import Placement
 from feeder.workers.stream.position import Cut, Frame, LazyPosition, Partitions, Position, Span
 from feeder.workers.stream.rounds import Dealing, Turns
@@ -100,6 +101,17 @@ class Pipeline:
         self._partitions = partitions = Partitions.of(
             spec.num_workers, pure=spec.pure, arrival=spec.order == "arrival"
         )
+        epoch, index, step = (
+            (0, 0, 0) if resume is None else (resume.cut.epoch, resume.cut.index, resume.cut.step)
+        )
+        turns, given = turns or Turns(step), spec
+
+        def part() -> PartCalls | None:
+            # Of the functions as they were given: over there nobody says how many rows there are.
+            return None if run.part is None else PartCalls(given, run, turns, epoch, index)
+
+        if run.part is not None and callable(make_part := getattr(spec.fetch, "make_part", None)):
+            make_part(part())
         self._execution: Execution | None = None
         if run.executor is not None:
             self._execution = run.executor.begin(spec, run)
@@ -118,7 +130,6 @@ class Pipeline:
             # Before any thread runs: the fetch function is put back once, by the thread that
             # resumes.
             seek(spec, resume.cut)
-        turns = turns or Turns(begin.step)
         frame = self._frame(encode, turns.dealing)
         self.origin = LazyPosition(frame, Span(begin.position, (), (), [], ()), 0, 0, None, 0)
         self.start_cut = self.origin.cut() if resume is None else resume.cut
@@ -130,7 +141,7 @@ class Pipeline:
         # A batch of another run's size may be larger than all that is buffered otherwise.
         self._most_rows = turns.older_size if turns.older else 0
         self._places = self._make_places(slots, self.start_cut, turns)
-        self._make_fetcher(begin.position)
+        self._make_fetcher(begin.position, part())
         assembler = Assembler(
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, turns=turns, expected=begin.expected,
@@ -141,7 +152,7 @@ class Pipeline:
             slots=slots,
         )  # fmt: skip
         self._enqueuer = Enqueuer(
-            spec, self.queue, self._make_merge(begin), assembler, self._router,
+            spec, self.queue, self._make_merge(begin, part()), assembler, self._router,
             begin, self._places, is_inline=not run.num_threads,
         )  # fmt: skip
         self._inline: Inline | None = None
@@ -156,6 +167,8 @@ class Pipeline:
         # Processes write to memory of their own, which is copied to the slot.
         if rows is None or not slots.opens or self._execution is not None:
             return None
+        if self._run.part is not None:
+            return None  # It takes slots for all batches in turn.
         places = Placement(
             self.schema, cast("OpenSlots", slots), rows_per_call=rows,
             batch_size=self._spec.batch_size, num_devices=len(self._queues),
@@ -174,15 +187,15 @@ class Pipeline:
         axes = spec.axes if is_checked else None
         return Frame(self._partitions, add_cursor(spec, encode), spec.epochs, axes, dealing)
 
-    def _make_fetcher(self, start: Position) -> None:
+    def _make_fetcher(self, start: Position, part: PartCalls | None) -> None:
         spec, run, partitions = self._spec, self._run, self._partitions
         self.bound = Bound(
             max(run.max_rows, self._most_rows), run.max_bytes, len(self._queues), run.guess_bytes,
-            partitions.num_partitions,
+            partitions.num_partitions, run.part,
         )  # fmt: skip
         names = CallNames(spec, partitions)
         tickets: Tickets = (
-            IndexTickets(start, run.num_threads)
+            IndexTickets(start, run.num_threads, part)
             if spec.pure
             else WorkerTickets(
                 start, run.num_threads, arrival=partitions.arrival,
@@ -194,7 +207,7 @@ class Pipeline:
             self.bound,
             self.stats,
             names,
-            self._queues,
+            [self._queues[device] for device in self.bound.waiting],
             num_threads=run.num_threads,
             timeout_s=run.timeout_s,
             epochs=spec.epochs,
@@ -211,7 +224,7 @@ class Pipeline:
         again = spec.fetch if self._execution is None else self._execution.call_again
         self._fetcher = Fetcher(names, run, self.queue, calls, self.stats.fetch, again)
 
-    def _make_merge(self, begin: StreamStart) -> Merge:
+    def _make_merge(self, begin: StreamStart, part: PartCalls | None) -> Merge:
         return Merge(
             self._partitions,
             self.schema,
@@ -220,6 +233,7 @@ class Pipeline:
             prints=self._fetcher.prints if self._run.debug else None,
             first_partition=begin.first_partition,
             rows_per_call=self._run.rows_per_call,
+            part=part,
         )
 
     def start(self) -> None:

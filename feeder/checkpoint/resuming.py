@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from feeder.checkpoint.format import MAGIC
+from feeder.checkpoint.parts import Lowest, find_lowest, is_of_part
 from feeder.checkpoint.store import CheckpointStore
-from feeder.errors import ConfigError, ResumeError
+from feeder.errors import CheckpointError, ConfigError, ResumeError
 from feeder.state.snapshot import Snapshot
 from feeder.state.state_dict import read_position
 
@@ -52,6 +53,11 @@ def find_position(resume: Any, store: CheckpointStore | None) -> Found:
             return _newest(CheckpointStore(path))
         if _is_checkpoint(path):
             folder, name = os.path.split(path)
+            if is_of_part(name):
+                raise ResumeError(
+                    f"{path!r} is what the queues of one of several servers have used, not what "
+                    "all have: resume from its folder; `feeder checkpoint show` shows it"
+                )
             return Found(CheckpointStore(folder or ".").load(name), path)
         return Found(read_position(resume), path)
     return Found(read_position(resume), "")
@@ -63,14 +69,31 @@ def _latest(store: CheckpointStore | None) -> Found:
             "resume is 'latest', and nobody said of what; name it in Coordinator(checkpoints=...), "
             "serve(checkpoints=...) or --checkpoint-dir"
         )
+    lowest = find_lowest(store)
+    if lowest is not None and lowest.lacks:
+        # Of a server that has not begun nothing is known.
+        logger.warning(
+            "of queues %s nothing is stored in %r yet: feeds begin at their beginning",
+            lowest.lacks, store.url,
+        )  # fmt: skip
+        return Found(None, store.url)
     # Empty, and not "none is whole": where all are damaged a run must not begin anew in silence.
-    if store.is_empty():
+    if lowest is None and store.is_empty():
         logger.info("nothing to resume from in %r yet: feeds begin at their beginning", store.url)
         return Found(None, store.url)
-    return _newest(store)
+    return _newest(store, lowest)
 
 
-def _newest(store: CheckpointStore) -> Found:
+def _newest(store: CheckpointStore, lowest: Lowest | None = None) -> Found:
+    lowest = lowest or find_lowest(store)
+    if lowest is not None:
+        if lowest.lacks:
+            raise CheckpointError(
+                f"of queues {lowest.lacks} nothing is stored in {store.url!r}: what all queues "
+                "have used is not known; resume from a trainer's position"
+            )
+        logger.info("resuming from the lowest of %s", lowest.where)
+        return Found(lowest.snapshot, lowest.where)
     name, snapshot = store.find()
     logger.info("resuming from %r", store.path_of(name))
     return Found(snapshot, store.path_of(name))

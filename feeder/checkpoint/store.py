@@ -133,6 +133,9 @@ class CheckpointStore(Closing):
         self.keep = keep
         self.writer = check_writer(writer)
         self._backend = open_backend(self.url, self.writer, retry_s, fs)
+        self._given: dict[str, Any] = {"keep": keep, "retry_s": retry_s, "fs": fs}
+        # Whether numbers follow on those of other writers, too.
+        self._counts_all = False
         self._next: int | None = None
         self._mutex = threading.Lock()
         forks.call_in_child(self.after_fork)
@@ -344,8 +347,9 @@ class CheckpointStore(Closing):
         return sort_sequence(self.writer, names)
 
     def _next_number(self) -> int:
-        names = self.sequence_names()
-        return sequence_number(self.writer, names[-1]) + 1 if names else 0
+        names = self._backend.names("") if self._counts_all else self.sequence_names()
+        numbers = [sequence_number(name.rpartition(".")[0], name) for name in names]
+        return max(numbers, default=-1) + 1
 
     def _snapshot(self, name: str) -> Snapshot:
         data = self.get(name, [SNAPSHOT_ENTRY]).entries[SNAPSHOT_ENTRY]
@@ -376,6 +380,14 @@ class CheckpointStore(Closing):
 
     def __repr__(self) -> str:
         return f"<CheckpointStore {self.url!r}, writer {self.writer!r}>"
+
+
+def beside(store: CheckpointStore, writer: str) -> CheckpointStore:
+    """A store of the same place, for another writer, whose numbers follow on those of all others:
+    of two sequences the larger number is that of who began later."""
+    other = CheckpointStore(store.url, writer=writer, **store._given)
+    other._counts_all = True
+    return other
 
 
 # ---- The names of a writer's sequence of checkpoints: its name, a dot, a growing number

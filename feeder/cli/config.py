@@ -69,8 +69,10 @@ def check(arguments: argparse.Namespace) -> int:
     coordinator = build_coordinator(settings)
     told = {key: one.value for key, one in settings.server.items()}
     with locating(settings.server):
-        check_arguments(told)
-        make_feed_factories(coordinator, None, told["queues"], told["replicas"], told["executor"])
+        told, *_ = check_arguments(told)
+        make_feed_factories(
+            coordinator, None, told["queues"], told["replicas"], told["executor"], told["part"]
+        )
     build_checkpointing(settings.checkpoint)
     for name in coordinator:
         (stream,) = coordinator[name].streams

@@ -13,6 +13,8 @@ from feeder.cli.arguments import address, count, seconds
 from feeder.config_file.keys import allows, checkpoint_keys, server_keys
 from feeder.config_file.settings import Setting, Settings, read_settings
 from feeder.config_file.toml import TomlFile, read_toml
+from feeder.errors import ConfigError
+from feeder.service.server.part import read_queues
 from feeder.settings import Parameter
 
 CONFIG = "FEEDER_CONFIG"
@@ -66,9 +68,18 @@ def _reading(key: Parameter, word: str) -> dict[str, Any]:
         kind = address if key.name == "addresses" else str
         return {"metavar": word, "action": "append", "type": kind}
     if allows(key, str):
-        return {"metavar": word}
+        return {"metavar": word, **({"type": _queues} if key.name == "queues" else {})}
     number = seconds if allows(key, float) else count(key.bounds.ge or 0, key.bounds.le)
     return {"metavar": word, "type": number}
+
+
+def _queues(text: str) -> int | str:
+    """A number of queues, or some of a number; an argparse type."""
+    try:
+        num, part = read_queues(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text if part or num is None else num
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from feeder.cli import flags
 from feeder.cli.arguments import check_resume
 from feeder.config_file import objects
 from feeder.errors import ConfigError, FeedError
+from feeder.workers.stream.spec import Part
 
 if TYPE_CHECKING:
     from feeder.config_file.settings import Settings
@@ -198,10 +199,13 @@ def check(found: Any, name: str) -> None:
 def ready_lines(server: Server) -> list[str]:
     """A line for each address: what is served there."""
     shared = f" with {server.replicas} replicas" if server.replicas > 1 else ""
-    feeds = [
-        f"{name!r}, {num} queue{'s' * (num != 1)}{shared}"
-        for name, num in sorted(server.queues.items())
-    ]
+    own = server.own_queues
+
+    def queues(num: int) -> str:
+        is_part = len(own) < num
+        return str(Part(own.start, own.stop, num)) if is_part else f"{num} queue{'s' * (num != 1)}"
+
+    feeds = [f"{name!r}, {queues(num)}{shared}" for name, num in sorted(server.queues.items())]
     what = f"feed{'s' * (len(feeds) != 1)} {'; '.join(feeds)}"
     lines = [f"serving {what}, at {address}" for address in server.addresses]
     return lines if server.status_url is None else [*lines, f"status page: {server.status_url}"]

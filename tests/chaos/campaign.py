@@ -27,6 +27,7 @@ from chaos.faults import BLOWS, TRANSPORTS, Fault, Plan, fits
 from chaos.leg import Leg
 from chaos.network_legs import strike_networks
 from chaos.processes import PLANTS, Hang, Watch
+from chaos.servers import strike_servers
 from chaos.soak import LEAST, soak
 from chaos.streams import FORMS
 from feeder.service.faults import POINTS
@@ -128,6 +129,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--networks", type=int, metavar="N", help="instead: N legs on hosts whose network does harm"
     )
     parser.add_argument(
+        "--servers", type=int, metavar="N", help="instead: kill each server of one stream N times"
+    )
+    parser.add_argument(
         "--crowds", type=int, metavar="N", help="instead: N crowds of consumers, on a busy machine"
     )
     parser.add_argument(
@@ -148,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return soak(options.soak)
     if options.networks is not None:
         return strike_networks(options.networks, options.seed)
+    if options.servers is not None:
+        return strike_servers(options.servers, options.seed)
     if options.crowds is not None:
         return crowds(options.crowds, options.crowd)
     if options.executors is not None:

@@ -7,6 +7,7 @@ event makes the batches of a few calls. Slots are the real ones, in real shared 
 from __future__ import annotations
 
 import copy
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
@@ -27,6 +28,7 @@ from feeder.workers.stream.assembler import Assembler
 from feeder.workers.stream.batch import Batch, Call
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import MergedChunks
+from feeder.workers.stream.parts import PartCalls
 from feeder.workers.stream.position import Cut, Frame, Partitions, Position, Span
 from feeder.workers.stream.rounds import Turns
 from feeder.workers.stream.spec import RunSpec, StreamSpec
@@ -262,6 +264,7 @@ class Pipeline:
             spec, frame, self.schema, slots, num_devices=len(queues), epoch=begin.epoch,
             index=begin.index, step=begin.step, turns=turns, expected=begin.expected,
         )  # fmt: skip
+        self._part = run.part and PartCalls(spec, run, turns, begin.epoch, begin.index)
         self._router = RoundRobinRouter(
             queues, self.queue, self._assembler, spec, run, made=stats.made, report=None,
             slots=slots,
@@ -324,9 +327,11 @@ class Pipeline:
         while spec.epochs is None or position.epoch < spec.epochs:
             if self.queue.closed:
                 raise ClosedError("the feed is stopped")
-            first, chunks, ended = position.calls[0], [], False
+            chunks: list[Any] = []
+            position, stop = self._pass_by(position)
+            first, ended = position.calls[0], False
             failed: FeedError | None = None
-            for index in range(first, first + self._draws.randint(1, 4)):
+            for index in range(first, int(min(stop, first + self._draws.randint(1, 4)))):
                 try:
                     chunks.append(spec.fetch(Call(index, position.epoch, 0, spec.rows_asked, 0)))
                 except StopIteration:
@@ -352,6 +357,17 @@ class Pipeline:
             router.flush()
             yield None
         router.finish(assembler.start_of(position))
+
+    def _pass_by(self, position: Position) -> tuple[Position, float]:
+        """Where the next call is that is made here, and the first after it that is not."""
+        if self._part is None:
+            return position, math.inf
+        self._part.go_to(position.epoch)
+        call = position.calls[0]
+        first, stop = self._part.block(call)
+        if first > call:
+            self._router.pass_by(self._part.batch(first) - self._part.batch(call))
+        return position._replace(calls=(first,)), stop
 
     def _end_epoch(self, position: Position) -> None:
         """An epoch has ended; `position` begins the next one."""

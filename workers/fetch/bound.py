@@ -8,6 +8,8 @@ largest of late: a bound on what came alone would be exceeded by one chunk of ea
 
 from __future__ import annotations
 
+from feeder.workers.stream.spec import Part
+
 _REMEMBERED = 16
 """A large chunk is forgotten over so many chunks of each partition."""
 
@@ -38,8 +40,9 @@ class Bound:
     """
 
     def __init__(
-        self, max_rows: int, max_bytes: int, num_devices: int, call_bytes: int, num_partitions: int
-    ) -> None:
+        self, max_rows: int, max_bytes: int, num_devices: int, call_bytes: int,
+        num_partitions: int, part: Part | None = None,
+    ) -> None:  # fmt: skip
         self.max_rows = max_rows
         self.max_bytes = max_bytes
         self.call_bytes = call_bytes
@@ -60,8 +63,9 @@ class Bound:
         """The most rows that were ever buffered."""
         self.peak_bytes = 0
         """The most bytes that were ever buffered."""
-        self.waiting = [0] * num_devices
-        """Batches in each device queue."""
+        own = range(num_devices) if part is None else range(part.first, part.stop)
+        self.waiting = dict.fromkeys(own, 0)
+        """Batches in each device queue that gets some."""
 
     def has_room(self, num_threads: int = 0, num_calls: int = 0) -> bool:
         """Whether the bound is not reached, while so many threads make so many calls. If nothing is
@@ -82,7 +86,7 @@ class Bound:
         """Whether a device has no batch: then the call whose turn it is may be made above the
         bound, or nothing would ever move. Any device, since the user may be waiting at that one
         and not at the one whose batch is next."""
-        return 0 in self.waiting
+        return 0 in self.waiting.values()
 
     def calls_in(self, rows: int, num_bytes: int) -> int:
         """How many calls give about so much."""

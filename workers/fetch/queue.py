@@ -520,7 +520,7 @@ class Queue:
             most = min(bound.max_rows // batch_rows, bound.max_bytes // batch_bytes)
             more = min(_NUM_AHEAD, _AHEAD_SLOT_BYTES // batch_bytes)
             wanted = 1 + -(-self._num_threads // calls_per_batch) + more
-            return max(1, min(wanted, most - sum(bound.waiting)))
+            return max(1, min(wanted, most - sum(bound.waiting.values())))
 
     def allow(self, allowed: tuple[int, int] | None) -> None:
         """Let fetchers make those calls that have a place to write to: all of an epoch before this

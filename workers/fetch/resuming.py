@@ -94,6 +94,8 @@ class StreamStart:
         ended = checked is not None and not partitions.is_done(position, checked.call)
         # After rounds that were skipped, calls lie between: to go back would make them.
         is_apart = ended or (checked is not None and checked.call + 1 < position.calls[0])
+        # It may be a call that is made elsewhere: here it is made to be compared, alone.
+        is_apart = is_apart or run.part is not None
         # A cursor is of the call that comes first, which would then be another.
         if ended and (position.marks[0] or not position.epoch):
             checked = None

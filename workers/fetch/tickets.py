@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from feeder.workers.stream.parts import PartCalls
 from feeder.workers.stream.position import Position
 
 MOST_CALLS = 512
@@ -182,8 +183,10 @@ class IndexTickets(Tickets):
     """The calls of a pure function. As many as there are threads are under way or put off: beyond
     an index that has nothing yet the next ones have nothing either."""
 
-    def __init__(self, start: Position, num_threads: int) -> None:
+    def __init__(self, start: Position, num_threads: int, part: PartCalls | None = None) -> None:
+        """`part`: the calls that are made, where others are made elsewhere."""
         super().__init__(start, num_threads)
+        self._part = part
         self.allowed: tuple[int, int] | None = None
         """Of an epoch, only calls before this one may be made: the others have no place to write
         to yet. None if all may."""
@@ -222,6 +225,9 @@ class IndexTickets(Tickets):
         first, stop = self._next, min(self._ended_at, self._failed_at)
         while first in self._done:
             first += 1
+        if self._part is not None:
+            first, end = self._part.block(first)
+            stop = min(stop, end)
         if len(self.running) + len(self._back) + len(self._put_off) >= self._num_threads:
             return first, 0
         if self.allowed is not None and self.allowed[0] == self.epoch:
@@ -284,6 +290,8 @@ class IndexTickets(Tickets):
             return False
         self.epoch += 1
         self._next, self._done = 0, frozenset()
+        if self._part is not None:
+            self._part.go_to(self.epoch)
         self._ended_at = self._failed_at = math.inf
         return True
 

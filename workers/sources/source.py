@@ -94,6 +94,7 @@ from feeder.workers.sources.stores.reading import (
     aside,
 )
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.parts import PartCalls
 
 
 @public("feeder.sources")
@@ -125,6 +126,7 @@ class Source:
         self._is_far = is_far(records)
         # What it will read, told to caches; made with the first call.
         self._ahead: Ahead | None = None
+        self._made_here: PartCalls | None = None
         self._elsewhere = Faults("skip")
         # What its calls in other processes have met with in stores. Guarded by the lock.
         self._stores_elsewhere: Counter[str] = Counter()
@@ -165,13 +167,20 @@ class Source:
             self._rowless = _without_rows(columns)
         return columns
 
+    def make_part(self, part: PartCalls | None) -> None:
+        """From now on these calls alone are made, None for all: what others read is not brought
+        here ahead of them. For the thread that begins a stream."""
+        self._made_here = part
+        if self._ahead is not None:
+            self._ahead.part = part
+
     def _looks_ahead(self) -> Ahead:
         ahead = self._ahead
         if ahead is None:
             with self._lock:
                 ahead = self._ahead
                 if ahead is None:
-                    ahead = self._ahead = Ahead()
+                    ahead = self._ahead = Ahead(self._made_here)
                     finalize(self, ahead.close).atexit = False
         return ahead
 

@@ -159,6 +159,14 @@ class Assembler:
             i, taken = j, last
             yield self._emit_slot(self._place(merged, j + (last > 0), last), size, size)
 
+    def pass_by(self, num: int) -> None:
+        """So many batches come next that are made elsewhere; none is being written here."""
+        self.turn += num
+        self.index += num
+        self.step += num
+        # The last batch before them is not its epoch's last.
+        self._last = None if num else self._last
+
     def end_epoch(self, position: Position) -> Iterator[Batch | None]:
         """The epoch has ended; `position` is the start of the next. Yields the rest as a batch
         where the feed's `last_batch` says so; at the end of the stream "carry" keeps it too. None

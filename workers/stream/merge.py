@@ -17,6 +17,7 @@ from typing import Any
 from feeder.workers.errors import ChunkError, FeedError
 from feeder.workers.stream.chunks import Schema, count_bytes
 from feeder.workers.stream.digests import OTHER_ROWS, Prints, chain_marks, hash_chunk
+from feeder.workers.stream.parts import PartCalls, Passed
 from feeder.workers.stream.position import IndexSpan, Partitions, Position, Span, next_live
 from feeder.workers.stream.spec import StreamSpec
 
@@ -124,7 +125,10 @@ class Merge:
         prints: Prints | None,
         first_partition: int | None,
         rows_per_call: int | None = None,
+        part: PartCalls | None = None,
     ) -> None:
+        """`part`: the calls that are made, where others are made elsewhere."""
+        self._part = part
         self._partitions = partitions
         self._schema = schema
         self.position = start
@@ -181,14 +185,17 @@ class Merge:
             else:
                 self._lines[partition].later[epoch, first] = one
 
-    def next(self) -> MergedChunks | EpochEnd | None:
-        """The next merged chunks, or the end of an epoch; None if more has to come.
+    def next(self) -> MergedChunks | EpochEnd | Passed | None:
+        """The next merged chunks, the end of an epoch, or how many batches come that are made
+        elsewhere; None if more has to come.
 
         Raises the error of a call, or `ChunkError`, in its place in the order.
         """
         while not self.finished:
             if self._has_ended():
                 return self._end_epoch()
+            if self._part is not None and (passed := self._pass_by(self._part)) is not None:
+                return passed
             if self._last is not None:
                 # Taken out first: a raised error must not stay for the next call to find it again.
                 (partition, last), self._last = self._last, None
@@ -202,6 +209,18 @@ class Merge:
             if self._last is None and not self._has_ended() and not self._is_early_next:
                 return None
         return None
+
+    def _pass_by(self, part: PartCalls) -> Passed | None:
+        """Go past the calls that are made elsewhere."""
+        call = self.position.calls[0]
+        part.go_to(self.position.epoch)
+        if part.error is not None:
+            raise part.error
+        first, _ = part.block(call)
+        if first == call:
+            return None
+        self.position = self.position._replace(calls=(first,))
+        return Passed(part.batch(first) - part.batch(call))
 
     # ---- in the order of tickets
 
@@ -319,7 +338,7 @@ class Merge:
         columns, rows, error = self._schema.arrange(chunks)
         if error is not None:
             self._last = 0, self._place(error, *call_of(len(rows)))
-        if self._rows_per_call is not None:
+        if self._rows_per_call is not None or self._part is not None:
             num, wrong = self._check_rows([call_of(i) for i in range(len(chunks))], rows)
             if wrong is not None:
                 columns, rows = tuple([column[:num] for column in columns]), rows[:num]
@@ -371,6 +390,8 @@ class Merge:
     ) -> tuple[int, ChunkError | None]:
         """How many of these calls, by partition and number, gave as many rows as they have to, and
         what is wrong with another one. `rows` may be fewer: the chunk after them is defective."""
+        if self._part is not None:
+            return self._check_rows_of_part(self._part, calls, rows)
         expected = self._rows_per_call or 0
         if self._short is None and rows.count(expected) == len(rows):
             return len(rows), None
@@ -385,6 +406,20 @@ class Merge:
             if rows[i] < expected:
                 short = *call, rows[i]
         self._short = short
+        return len(rows), None
+
+    def _check_rows_of_part(
+        self, part: PartCalls, calls: list[tuple[int, int]], rows: list[int]
+    ) -> tuple[int, ChunkError | None]:
+        """The same, where it is known of each call how many rows it has to give."""
+        for i, got in enumerate(rows):
+            if got != (expected := part.rows(calls[i][1])):
+                error = ChunkError(
+                    f"chunk has {got} rows, expected {expected}: which server makes which batch "
+                    "follows from how many rows each call gives, and rows(epoch, batch_size) of "
+                    "the fetch function says for the epoch", got=got, expected=expected,
+                )  # fmt: skip
+                return i, self._place(error, *calls[i])
         return len(rows), None
 
     def _chain(
@@ -404,7 +439,14 @@ class Merge:
         """A partition has ended the epoch."""
         position = self.position
         if self._partitions.pure:
-            self._ends_at = position.calls[0]
+            self._ends_at = call = position.calls[0]
+            if self._part is not None and call < self._part.num_calls:
+                error = ChunkError(
+                    f"the epoch ended, expected {self._part.rows(call)} rows: so many follow from "
+                    "rows(epoch, batch_size) of the fetch function", got=0,
+                    expected=self._part.rows(call),
+                )  # fmt: skip
+                self._ends_at, self._last = None, (0, self._place(error, partition, call))
             return
         live = tuple(alive and i != partition for i, alive in enumerate(position.live))
         # A seekable function moves on as it ends an epoch: the cursor after the end counts, since a

@@ -56,7 +56,7 @@ def skip_ahead(spec: StreamSpec, cut: Cut, turns: Turns, num: int) -> tuple[Cut,
         carried = max(0, left - moved * size) if carries else 0
         less = (less + rows) % asked if in_step else 0
         epoch, index, taken = epoch + 1, 0, 0
-        turn = _at_epoch(spec, turns, epoch, turn, num)
+        turn = turn_at_epoch(spec, turns, epoch, turn, num)
     call, within = divmod(taken + less, asked) if taken else (0, 0)
     back, odd = divmod(within, size)
     # An epoch that begins within a batch has no place before its first.
@@ -74,7 +74,7 @@ def _rows_before(cut: Cut, asked: int, less: int) -> int:
     return max(0, call * asked - less)
 
 
-def _at_epoch(spec: StreamSpec, turns: Turns, epoch: int, turn: int, num: int) -> int:
+def turn_at_epoch(spec: StreamSpec, turns: Turns, epoch: int, turn: int, num: int) -> int:
     """The turn of an epoch's first batch, where the next batch would have this turn."""
     if turn < turns.first_round and epoch == turns.ends_after:
         return turns.first_round

@@ -166,6 +166,25 @@ class Executor(Protocol):
         """The same for another fetch function."""
 
 
+class Part(NamedTuple):
+    """The queues whose batches a run makes, where others are made elsewhere (`parts`)."""
+
+    first: int
+    stop: int
+    """The first one after them."""
+    num: int
+    """All queues."""
+
+    def has(self, queue: int) -> bool:
+        """Whether a queue is one of them."""
+        return self.first <= queue < self.stop
+
+    def __str__(self) -> str:
+        one = self.first + 1 == self.stop
+        some = f"queue {self.first}" if one else f"queues {self.first} to {self.stop - 1}"
+        return f"{some} of {self.num}"
+
+
 class RunSpec(NamedTuple):
     """How a stream is run: none of it changes a batch."""
 
@@ -198,3 +217,5 @@ class RunSpec(NamedTuple):
     give any number. Known rows have a known place: the call may write them there."""
     executor: Executor | None = None
     """Runs the fetch function elsewhere; None where the fetcher threads do."""
+    part: Part | None = None
+    """The queues whose batches are made; None for those of all."""

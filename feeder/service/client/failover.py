@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from feeder.errors import AuthError
+from feeder.errors import FeedError
 
 _TURN_S, _MAX_DOUBLED = 0.25, 2
 """How long one of several addresses is tried before the next one. The turn is twice as long in each
@@ -39,7 +39,7 @@ class Failover:
         self.turn_ends_at = math.inf
         """When the present turn is given up."""
         self._refused_by: set[int] = set()
-        self.refusal: AuthError | None = None
+        self.refusal: FeedError | None = None
         """The last refusal of this client since the last reset; None if there was none."""
 
     def next_address(self, now: float) -> str:
@@ -65,13 +65,16 @@ class Failover:
         """Wait before the next turn: what listens there is no server."""
         self.try_at = now + _PAUSE_S
 
-    def note_refusal(self, why: AuthError) -> bool:
-        """Note that the address refuses this client; returns whether all of them have.
+    def note_refusal(self, why: FeedError, now: float | None = None) -> bool:
+        """Note that the address refuses this client, or has not its queue; returns whether all of
+        them have. With `now`, a pause comes before the first is asked again.
 
         One refusal alone proves nothing if there are several addresses: a forwarder with nobody
         behind it ends the handshake in the same way.
         """
         self.refusal = why
+        if now is not None and self._num % len(self._addresses) == 0:
+            self.pause(now)
         self._refused_by.add((self._num - 1) % len(self._addresses))
         return len(self._refused_by) == len(self._addresses)
 

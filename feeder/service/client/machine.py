@@ -327,7 +327,7 @@ class ClientMachine:
         why = f"no answer from {where} within {self._limit_s} s; does `feeder serve` run there?"
         # A refusal says more than that nobody answered.
         refusal = self._failover.refusal
-        if refusal is None or self._is_known:
+        if self._is_known or not isinstance(refusal, AuthError):
             told = why if refusal is None else f"{why}; {refusal}"
             return self._fail(ConnectTimeout(told))
         return self._fail(refusal)
@@ -697,6 +697,11 @@ class ClientMachine:
             return self._finish(error) + (self._refuse(str(error)) if is_over else [])
         # The question for the queue is refused. What for may follow from this:
         self._check_dealing(fault.fields)
+        # Another server makes the batches of this queue.
+        if fault.fields.get("elsewhere"):
+            if self._failover.note_refusal(error, at.now) and not self._is_known:
+                return self._fail(error)
+            return self._lose(str(error), at)
         # Once it was given the queue its position is right: only the intent was out of date,
         # because the others went on.
         is_late = isinstance(error, ResumeError) and self.state == "starting" and self._dealt

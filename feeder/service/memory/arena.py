@@ -13,7 +13,7 @@ import itertools
 import mmap
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from feeder.devices.layout import MAX_ARENA_BYTES, Layout, layout
 from feeder.errors import ClosedError, ProtocolError, TransportError
@@ -237,15 +237,17 @@ class ArenaSlots:
 
     # ---- memory that is ready before anybody comes: for the thread that starts the feed
 
-    def reserve(self) -> None:
-        """Have memory ready for the first arena of each queue. Once, before anybody takes.
+    def reserve(self, devices: Sequence[int] | None = None) -> None:
+        """Have memory ready for the first arena of these queues, or of all. Once, before anybody
+        takes.
 
         Not in a thread beside the start: a consumer that came at once would wait for it longer.
         """
-        num_bytes = _RESERVE_BYTES // len(self._pools)
+        devices = range(len(self._pools)) if devices is None else devices
+        num_bytes = _RESERVE_BYTES // len(devices)
         # A lack of memory is reported when the memory is needed, to the consumer that needs it.
         with contextlib.suppress(OSError):
-            for device in range(len(self._pools)):
+            for device in devices:
                 pages = Pages(num_bytes)
                 pages.write(num_bytes)
                 self._reserve[device] = pages

@@ -93,13 +93,16 @@ class Membership:
     server's I/O thread; any thread may read a member's fields.
 
     `goes_back`: whether the feed can be made again at an earlier position. `compares`: whether
-    positions can be compared. `counting` says which rounds there are before anybody comes.
+    positions can be compared. `counting` says which rounds there are before anybody comes. `own`:
+    the queues whose batches are made here, None for all.
     """
 
     def __init__(
         self, num_queues: int, lease_s: float, *, replicas: int = 1, goes_back: bool = True,
-        compares: bool = True, counting: Counting | None = None,
+        compares: bool = True, counting: Counting | None = None, own: range | None = None,
     ) -> None:  # fmt: skip
+        queues = range(num_queues) if own is None else own
+        self._own = slice(queues.start * replicas, queues.stop * replicas)
         self.replicas = replicas
         """How many consumers are given the batches of each queue."""
         self.members = [self._member(seat) for seat in range(num_queues * replicas)]
@@ -119,6 +122,11 @@ class Membership:
         # a tick that finds nothing due, once in a lease's time, is cheaper than to look each time.
         self.look_at = math.inf
         """When time is to be told by `Ticked` again."""
+
+    @property
+    def own(self) -> list[Member]:
+        """The members whose batches are made here. Nobody comes for the seats of other servers."""
+        return self.members[self._own]
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """Note what has happened; returns what is to be done, in order."""
@@ -209,7 +217,7 @@ class Membership:
         is_over = event.start is not None and event.start.finished
         if is_over or (old.knows(number) and old.agrees(counting, number)):
             return [], None
-        others = [one for one in self.members if one.seat != event.seat and one.has_lease]
+        others = [one for one in self.own if one.seat != event.seat and one.has_lease]
         decided = [one for one in others if one.lives and not one.undecided]
         if decided and event.undecided:
             return [], None  # Where it may begin is looked at when it wants to.
@@ -236,7 +244,8 @@ class Membership:
         It is believed of queues that nobody holds, so that nobody waits for trainers that left
         while no server was there. A holder knows better itself.
         """
-        known = [self.members[seat] for seat in seats if seat < len(self.members)]
+        told = set(seats)
+        known = [one for one in self.own if one.seat in told]
         news = [one for one in known if one.state is State.ABSENT and one.ended is Ended.NO]
         for member in news:
             member.ended = Ended.HEARSAY
@@ -316,14 +325,14 @@ class Membership:
 
     def _tick(self, event: Ticked, now: float) -> list[Any]:
         done: list[Any] = []
-        for member in self.members:
+        for member in self.own:
             if member.lives and member.expires <= now:
                 self._move(member, Move.EXPIRES)
                 done += [NoteHung(member), *self._look_again(now)]
         if now >= self._goes_on_at:
             done.append(NoteLacking(self.missing(), self._wait_s))
             done += self._begin(now, without_missing=True)
-        times = [member.expires for member in self.members if member.lives]
+        times = [member.expires for member in self.own if member.lives]
         times += [self._goes_on_at, self._trusts_at]
         self.look_at = min([time for time in times if time > now], default=math.inf)
         return done
@@ -349,7 +358,7 @@ class Membership:
         # A member that hangs before it can take batches is not counted on, unless the feed could
         # not go back for it later.
         here = [
-            member for member in self.members if member.has_lease
+            member for member in self.own if member.has_lease
             and (member.has_attached or member.lives or not self._goes_back)
         ]  # fmt: skip
         ready = all(member.has_attached for member in here)
@@ -432,7 +441,7 @@ class Membership:
             one for one in self._run_members.doubted(event)
             if one.has_lease
         ]  # fmt: skip
-        if not any(one.has_lease and not one.ending and one not in doubted for one in self.members):
+        if not any(one.has_lease and not one.ending and one not in doubted for one in self.own):
             return []
         self._run_members = None
         done: list[Any] = []
@@ -450,7 +459,7 @@ class Membership:
         # If the feed has run with it, others may also have gone on from there and come back:
         # they were given batches without its asking for any, and are so again.
         ended = self._ended()
-        decided = [one for one in self.members if one.lives and not one.undecided]
+        decided = [one for one in self.own if one.lives and not one.undecided]
         newest, newest_start = (
             max([self.counting.round(one.step) for one in some], default=-math.inf)
             for some in (decided, [one for one in decided if one.starts])
@@ -462,21 +471,21 @@ class Membership:
             return member.undecided and self.counting.round(member.step) < than
 
         return [
-            member.seat for member in self.members
+            member.seat for member in self.own
             if (lags(member) if member.lives else member.seat not in ended)
         ]  # fmt: skip
 
     def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The seats that the feed waits for, and the seats that have ended."""
-        have_all = {member.seat for member in self.members if member.has_all}
+        have_all = {member.seat for member in self.own if member.has_all}
         return tuple(self.missing()), tuple(sorted(self._ended() | have_all))
 
     def _ended(self) -> set[int]:
         """The seats that have ended; none if somebody wants the feed to run again."""
         # A trainer that starts anew trains with all queues: a past end says nothing about that run.
-        if any(member.starts for member in self.members):
+        if any(member.starts for member in self.own):
             return set()
-        return {member.seat for member in self.members if member.has_ended}
+        return {member.seat for member in self.own if member.has_ended}
 
     def are_all_done(self, now: float) -> bool:
         """Whether the users of all queues have been handed everything. An end that is known by
@@ -484,7 +493,7 @@ class Membership:
         trusts = now >= self._trusts_at
         return all(
             one.has_all or (one.has_ended and (trusts or one.ended is not Ended.HEARSAY))
-            for one in self.members
+            for one in self.own
         )
 
     # ---- who may start where
@@ -492,7 +501,7 @@ class Membership:
     def _note_steps(self) -> None:
         """Note how far users have been handed their queues: done before members are compared, since
         each used batch would be too often."""
-        for member in self.members:
+        for member in self.own:
             if member.used_to is not None:
                 number = self.counting.number(member.used_to)
                 member.step = self.counting.first(number, member.queue)
@@ -511,7 +520,7 @@ class Membership:
         began together, and these have gone on from there. Who starts since then has not."""
         if not member.has_run:
             return []
-        return [one.seat for one in self.members if not one.starts]
+        return [one.seat for one in self.own if not one.starts]
 
     def _refusal(self, member: Member, now: float, *, has_used: bool) -> ResumeError | None:
         """The error for a consumer that could not start for a lease's time; None before that, while
@@ -522,7 +531,7 @@ class Membership:
         others may be about to be replaced, too.
         """
         # A member that was sent the end leaves by itself: then another pass over the stream begins.
-        leaving = [one.seat for one in self.members if one.has_lease and one.ending]
+        leaving = [one.seat for one in self.own if one.has_lease and one.ending]
         error = self._out_of_step(member, leaving + self._gone_on_from(member))
         since = now if member.out_of_step_since is None else member.out_of_step_since
         member.out_of_step_since = None if error is None else since
@@ -533,7 +542,7 @@ class Membership:
         # Trainers that start from checkpoints of different steps would compute with different
         # weights: that is told at once, since no row can show it later.
         others = [
-            one for one in self.members
+            one for one in self.own
             if one.seat != member.seat and one.seat not in apart_from
             and one.lives and not one.undecided
         ]  # fmt: skip

@@ -13,6 +13,7 @@ from feeder.errors import ConfigError, FeedError, ResumeError
 from feeder.feeds.coordinator import Coordinator
 from feeder.service.protocol.fields import HEADER_BYTES, MAX_ITEMS, MAX_NAME
 from feeder.service.server.editing import Change, change_in, edited, is_part_of, place_in
+from feeder.service.server.part import check_part, check_place
 from feeder.state.history import number_of, of_windows
 from feeder.state.positions import Positions
 from feeder.state.snapshot import HISTORY, Snapshot, StreamState
@@ -20,6 +21,7 @@ from feeder.state.state_dict import unpack_position
 from feeder.workers.fetch.resuming import Resume
 from feeder.workers.stream.position import Cut, Partitions, first_step
 from feeder.workers.stream.rounds import Counting
+from feeder.workers.stream.spec import Part
 
 logger = logging.getLogger("feeder")
 
@@ -67,9 +69,12 @@ class FeedFactory:
         queues: int | None,
         replicas: int = 1,
         executor: Any = None,
+        part: Part | None = None,
     ) -> None:
         self.name = name
         self._executor = executor
+        self.part = part
+        """The queues whose batches it makes; None for all."""
         self.replicas = replicas
         """How many consumers are given the batches of each queue."""
         self._user_factory = factory
@@ -91,10 +96,10 @@ class FeedFactory:
         self.origin: Resume | None = None
         """Where consumers without a position begin; None for the start of the feed."""
         _check_names(name, self.config.stream.names)
-        if self.num_seats > MAX_ITEMS:
-            num, shared = len(self.config.devices), f" with {replicas} replicas" * (replicas > 1)
+        if len(self.own_queues) * replicas > MAX_ITEMS:
+            num, shared = len(self.own_queues), f" with {replicas} replicas" * (replicas > 1)
             raise ConfigError(
-                f"feed {name!r} has {num} queues{shared}, expected at most {MAX_ITEMS}"
+                f"feed {name!r} has {num} queues{shared}, expected at most {MAX_ITEMS} on a server"
             )
         if self.config.stream.order == "arrival" and len(self.config.devices) > 1:
             raise ConfigError(
@@ -130,6 +135,12 @@ class FeedFactory:
         return len(self.config.devices) * self.replicas
 
     @property
+    def own_queues(self) -> range:
+        """The queues whose batches it makes."""
+        num = len(self.config.devices)
+        return range(num) if self.part is None else range(self.part.first, self.part.stop)
+
+    @property
     def goes_back(self) -> bool:
         """Whether the feed can be made again at an earlier position."""
         stream = self.config.stream
@@ -158,8 +169,10 @@ class FeedFactory:
         num = len(config.devices) if self._queues is None else self._queues
         config = deal_to(config, tuple(f"queue:{i}" for i in range(num)))
         config = run_on(config, self._executor)
+        if self.part is not None:
+            check_part(config, self.part)
         # Here no user waits who could make batches (`num_threads=0`).
-        run = config.run._replace(num_threads=max(1, config.run.num_threads))
+        run = config.run._replace(num_threads=max(1, config.run.num_threads), part=self.part)
         return config._replace(run=run)
 
     def edit(self, state: StreamState, change: Change, why: str, others: Sequence[Resume]) -> bool:
@@ -246,10 +259,12 @@ class FeedFactory:
                 or self._find_edited(position, others)
             )
             if other is not None:
+                self._check_place(other)
                 return other
             if cure := self._cure(position):
                 raise ResumeError(f"{error}{cure}") from error
             raise
+        self._check_place(found)
         if found.owner is not None:
             self._is_other, self.positions = True, found.owner
             if self._given.config.edit and found.fingerprint != found.owner.id.fingerprint:
@@ -273,6 +288,16 @@ class FeedFactory:
     def _state_in(self, position: Snapshot | bytes) -> StreamState | None:
         states = [] if isinstance(position, bytes) else position.states
         return next((one for one in states if (one.name, one.number) == (self.name, 0)), None)
+
+    def _check_place(self, found: Resume) -> None:
+        """Raise `ResumeError` if several servers cannot go on from a place."""
+        is_edited = found.owner is not None and HISTORY in found.owner.fingerprint
+        if self.part is not None and is_edited:
+            raise ResumeError(
+                f"the position of feed {self.name!r} is of a run that was edited: serve it with "
+                "one server"
+            )
+        check_place(self.positions.config, found.cut)
 
     def _find_before(self, position: Snapshot | bytes) -> Resume | None:
         """The place in this run of a position of before an edit; None if it is of no such run.
@@ -453,13 +478,15 @@ def _check_names(feed: str, columns: Sequence[str]) -> None:
 
 def make_feed_factories(
     coordinator: Coordinator, factory: Callable[[], Any] | None, queues: int | None,
-    replicas: int = 1, executor: Any = None,
+    replicas: int = 1, executor: Any = None, part: Part | None = None,
 ) -> list[FeedFactory]:  # fmt: skip
     """A `FeedFactory` for each feed of a coordinator. Raises `ConfigError`."""
     names = list(coordinator)
     if not names:
         raise ConfigError("the coordinator has no feed to serve; add one first")
-    return [FeedFactory(name, coordinator, factory, queues, replicas, executor) for name in names]
+    return [
+        FeedFactory(name, coordinator, factory, queues, replicas, executor, part) for name in names
+    ]
 
 
 def begin_at(

@@ -57,7 +57,7 @@ def feed_figures(group: ConsumerGroup, now: float) -> FeedFigures:
         condition,
         feed.counted,
         None if run is None else run.pipeline.bound,
-        [_queue(group, member, now) for member in group.membership.members],
+        [_queue(group, member, now) for member in group.membership.own],
         now,
         blocked_s=feed.slots.waited.seconds(now),
         service=_service(group),

@@ -45,13 +45,17 @@ class ConsumerGroup:
         self.num_queues = len(factory.config.devices)
         self.replicas = factory.replicas
         """How many consumers are given the batches of each queue."""
+        # Of batches that are made elsewhere no position is passed. And where each batch is made by
+        # calls of its own, it says nothing but what its number says.
+        self._compares = factory.config.stream.repeatable and factory.part is None
         self.membership = Membership(
             self.num_queues,
             lease_s,
             replicas=self.replicas,
             goes_back=factory.goes_back,
-            compares=factory.config.stream.repeatable,
+            compares=self._compares,
             counting=factory.counting,
+            own=factory.own_queues,
         )
         self.delivery = Delivery(feed)
         self.low_watermark = LowWatermark(factory)
@@ -68,7 +72,7 @@ class ConsumerGroup:
     @property
     def leases(self) -> list[Lease]:
         """The leases of all consumers that hold a seat."""
-        return [one for one in self.membership.members if isinstance(one, Lease)]
+        return [one for one in self.membership.own if isinstance(one, Lease)]
 
     def _handle(self, event: Any, now: float | None = None) -> None:
         """Tell the membership what has happened, and do what follows."""
@@ -143,6 +147,14 @@ class ConsumerGroup:
                     f"{kind} is {number}, but feed {self.feed.name!r} has {num}; expected 0 to "
                     f"{num - 1}"
                 )
+        part = self.feed.factory.part
+        if not (part is None or part.has(queue)):
+            error = ConfigError(
+                f"queue is {queue}, and the server there makes {part} of feed "
+                f"{self.feed.name!r}; give the address of one that makes it, too"
+            )
+            error.elsewhere = 1  # type: ignore[attr-defined]
+            raise error
         seat = seat_of(queue, replica, self.replicas)
         rejoins = message.intent == "rejoin"
         positions = self.feed.factory.positions
@@ -265,7 +277,7 @@ class ConsumerGroup:
         if not stands:
             return self.feed.stop_run()  # Everybody has had everything.
         check = self._position_check = PositionCheck(
-            stands, factory.config.stream, counting, run.void
+            stands, factory.config.stream, counting, run.void, compares=self._compares
         )  # fmt: skip
         self.feed.start_run(Request(start, run.first_steps, check.check, counting))
 
@@ -309,7 +321,13 @@ class ConsumerGroup:
         Consumers ask for their queues again, as after the loss of a server: so what they were sent
         stays theirs, and each learns what its positions say from there on.
         """
-        factory, leases = self.feed.factory, self._all_that_run()
+        factory = self.feed.factory
+        if factory.part is not None:
+            raise ConfigError(
+                f"feed {factory.name!r} is made by several servers, of which each would edit it at "
+                "another step: serve it with one server, and edit it there"
+            )
+        leases = self._all_that_run()
         places = [self._place_of(lease) for lease in leases]
         newest, former = max(places, key=lambda place: place.cut.step), factory.positions
         if factory.edit(factory.state(newest), change, why, places):
@@ -356,7 +374,7 @@ class ConsumerGroup:
     def _all_that_run(self) -> list[Lease]:
         """The leases of all seats, whose consumers have run with the feed and live. Raises
         `ResumeError` if some have not."""
-        name, members = self.feed.name, self.membership.members
+        name, members = self.feed.name, self.membership.own
         ended = [one for one in members if one.ending == "end" or one.ended is not Ended.NO]
         if ended:
             raise ResumeError(f"the run of feed {name!r} has ended: an edit would change nothing")

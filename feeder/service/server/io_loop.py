@@ -456,7 +456,9 @@ class ServerLoop:
 
     def _refuse(self, peer: Peer, error: FeedError) -> None:
         """Send a peer the error in what it said, and end its lease, if it has one."""
-        self._log.warn("a consumer is refused: %s", str(error))
+        # Consumers that have the addresses of all servers of a stream look for theirs.
+        if not hasattr(error, "elsewhere"):
+            self._log.warn("a consumer is refused: %s", str(error))
         _, lease = self._leases.get(peer, (None, None))
         generation = b"" if lease is None else lease.known_generation
         self.monitors.forget(peer)

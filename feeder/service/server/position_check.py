@@ -42,8 +42,9 @@ class PositionCheck:
 
     def __init__(
         self, stands: Sequence[Stand], stream: StreamSpec, counting: Counting | None = None,
-        void: Void | None = None,
+        void: Void | None = None, *, compares: bool = True,
     ) -> None:  # fmt: skip
+        """`compares`: whether the stream passes the positions of others."""
         self._stream = stream
         self._counting, self._void = counting, void
         # The stream begins at the first one: the oldest.
@@ -51,7 +52,7 @@ class PositionCheck:
         # The consumers that have not been passed yet, by step. A stream that does not repeat itself
         # passes other positions than before, so there nothing can be compared.
         self._ahead: dict[int, list[Stand]] = {}
-        for stand in others if stream.repeatable else ():
+        for stand in others if compares and stream.repeatable else ():
             self._ahead.setdefault(stand.cut.step, []).append(stand)
         self._passed: list[int] = []
         self._num_told = 0

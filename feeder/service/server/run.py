@@ -186,8 +186,9 @@ class ServedFeed:
     def make_use_of_room(self) -> None:
         """Wake the enqueuer, if it waits for slots and consumers have given enough back, or if
         one of them has nothing to come."""
-        run = self.run
-        self.slots.wake(hungry=run is None or not all(map(len, run.outboxes)))
+        run, replicas, own = self.run, self.factory.replicas, self.factory.own_queues
+        seats = slice(own.start * replicas, own.stop * replicas)
+        self.slots.wake(hungry=run is None or not all(map(len, run.outboxes[seats])))
 
     def close(self) -> None:
         """Stop the run, and make no more."""

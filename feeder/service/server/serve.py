@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import xxhash
 from msgspec import Meta
 
+from feeder.checkpoint.parts import store_of
 from feeder.checkpoint.policy import Checkpointing
 from feeder.checkpoint.saving import Saver
 from feeder.checkpoint.store import CheckpointStore
@@ -45,6 +46,7 @@ from feeder.service.server.factory import (
 )
 from feeder.service.server.group import ConsumerGroup
 from feeder.service.server.io_loop import ServerLoop
+from feeder.service.server.part import read_queues
 from feeder.service.server.run import ServedFeed
 from feeder.settings import NonNegativeInt, Seconds, check
 from feeder.state.snapshot import Snapshot
@@ -52,6 +54,7 @@ from feeder.waking import Waker
 from feeder.workers import forks
 from feeder.workers.fetch.threads import ThreadGroup
 from feeder.workers.public import public
+from feeder.workers.stream.spec import Part
 
 # ---- The arguments of `feeder.serve`: checked before anything is opened
 
@@ -66,6 +69,7 @@ def check_arguments(
     """Check arguments of `serve`; returns them with numbers as Python's own, their addresses and
     keys. Raises `ConfigError`."""
     told = check(serve, given)
+    told["queues"], told["part"] = read_queues(told["queues"])
     executor_of(told["executor"])
     # Imported where it is wanted: a server without a status page does without an HTTP server.
     if told["status"] is not None:
@@ -128,6 +132,7 @@ class Server(Closing):
         addresses: Sequence[Address],
         *,
         queues: int | None,
+        part: Part | None = None,
         keys: ServerKeys | None,
         lease_s: float,
         exit_when: str,
@@ -146,9 +151,12 @@ class Server(Closing):
         self._saver: Saver | None = None
         self._forked = False
         try:
-            factories = make_feed_factories(coordinator, factory, queues, replicas, executor)
-            check_limit(sum(one.num_seats for one in factories))
+            factories = make_feed_factories(coordinator, factory, queues, replicas, executor, part)
+            check_limit(sum(len(one.own_queues) * one.replicas for one in factories))
             store = None if checkpoints is None else checkpoints.place
+            if checkpoints is not None:
+                own = store_of(checkpoints.place, factories[0].part)
+                checkpoints = replace(checkpoints, store=own)
             begin_at(factories, resume, store, skip)
             run_id = os.urandom(16)
             # A fresh fencing token of 16 bytes, so that no lease of an earlier server is mistaken
@@ -186,6 +194,8 @@ class Server(Closing):
         forks.call_in_child(self.abandon_in_child)
         self.queues = {name: group.num_queues for name, group in self._groups.items()}
         """The number of queues of each feed, by its name."""
+        self.own_queues = self._feeds[0].factory.own_queues
+        """Those of them whose batches it makes."""
         self.replicas = self._feeds[0].factory.replicas
         """How many consumers are given the batches of each queue."""
         self._loop = ServerLoop(
@@ -197,7 +207,7 @@ class Server(Closing):
             for feed in self._feeds:
                 # Memory is written to now, and not in the first consumer's time: 8 of the 18 ms
                 # from its `connect` to its first batch of 20 MB. A consumer cannot come before.
-                feed.slots.reserve()
+                feed.slots.reserve(feed.factory.own_queues)
                 self._threads.start(f"feeder {feed.name} maker", feed.run_maker)
             self._threads.start("feeder server", self._run)
         except BaseException:
@@ -209,6 +219,8 @@ class Server(Closing):
         saver = Saver(checkpoints, self._position, lambda error: logger.error("%s", error))
         self._stack.callback(saver.close, SAVE_S)
         saver.start()
+        if self._feeds[0].factory.part is not None:
+            saver.save_soon()  # So that others know from now on where these queues begin.
         return saver
 
     def _position(self) -> Snapshot:
@@ -337,8 +349,7 @@ def serve(
     feeds: Coordinator | Callable[[], Any],
     addresses: str | Sequence[str] | None = None,
     *,
-    queues: Annotated[int, Meta(ge=1, le=4096, description="a whole number from 1 to 4096")]
-    | None = None,
+    queues: int | str | None = None,
     replicas: Annotated[int, Meta(ge=1, le=1024, description="a whole number from 1 to 1024")] = 1,
     keys: str | os.PathLike[str] | None = None,
     insecure: bool = False,
@@ -363,8 +374,9 @@ def serve(
             can be put back.
         addresses: Where to listen: ``tcp://HOST:PORT``, ``ipc:///PATH`` or ``ipc://NAME`` (default:
             a unix socket in a directory of this user's own). One, or a list.
-        queues: Queues of each feed (default: as many as it has devices). Batch `step` goes to queue
-            `step` modulo their number.
+        queues: Queues of each feed (default: as many as it has devices), or some of so many, as
+            ``0-7/64``, if other servers make the others. Batch `step` goes to queue `step` modulo
+            their number. See docs/serving.md#several-servers-one-stream.
         replicas: Trainers that are given the batches of each queue (default: 1). They work on one
             batch together; on one host they share one copy. See docs/serving.md#shared-queues.
         keys: Of `feeder keygen`: only its clients come in. A directory; TCP is encrypted then.
@@ -414,7 +426,7 @@ def serve(
         coordinator, factory, found, queues=told["queues"], lease_s=told["lease"],
         exit_when=exit_when, status=status, keys=server_keys, resume=resume,
         checkpoints=check_checkpoints(checkpoints), replicas=told["replicas"], skip=told["skip"],
-        executor=executor,
+        executor=executor, part=told["part"],
     )  # fmt: skip
 
 

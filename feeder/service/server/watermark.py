@@ -30,10 +30,14 @@ class LowWatermark:
     def __init__(self, factory: FeedFactory) -> None:
         self._positions = factory.positions
         self._counting = factory.counting
-        # For each seat the number of rounds of which it has used its batch; infinity at the end.
-        self._rounds: list[float] = [0] * factory.num_seats
+        # For each seat whose batches are made here the number of rounds of which it has used its
+        # batch; infinity at the end.
+        own, replicas = factory.own_queues, factory.replicas
+        self._seats = range(own.start * replicas, own.stop * replicas)
+        self._rounds: list[float] = [0] * len(self._seats)
         # Where those rounds ended that the last seat has used and some other has not. A round ends
         # with the last queue's batch, so only the positions of that queue's last seat are kept.
+        # (Where other servers make the queues behind it, its position means the end of the round.)
         self._ends: deque[tuple[int, LazyPosition]] = deque()
         # The newest such place, and what says what it means; None before the first.
         self._at: tuple[Positions, LazyPosition, Columns | None] | None = None
@@ -53,7 +57,8 @@ class LowWatermark:
         """
         self._counting = counting or self._counting
         self._rounds = [
-            step if step == math.inf else self._counting.round(int(step)) for step in first_steps
+            step if step == math.inf else self._counting.round(int(step))
+            for step in first_steps[self._seats.start : self._seats.stop]
         ]
         self._ends.clear()
         self._stands = lacks_some
@@ -62,11 +67,11 @@ class LowWatermark:
         """A seat's user has been handed the batches that end at these positions."""
         if self._stands or not places:
             return
-        is_last, counting = seat == len(self._rounds) - 1, self._counting
+        is_last, counting = seat == self._seats[-1], self._counting
         noted = places if is_last else places[-1:]
         # The rounds before that of the next batch but one: the place is after the last one.
         rounds = [counting.round(counting.number(place) - 1) + 1 for place in noted]
-        self._rounds[seat] = rounds[-1]
+        self._rounds[seat - self._seats.start] = rounds[-1]
         if is_last:
             self._ends.extend(zip(rounds, places, strict=True))
         self._settle(columns)
@@ -74,7 +79,7 @@ class LowWatermark:
     def leave_out(self, seat: int, columns: Columns | None) -> None:
         """A seat's user has been handed everything."""
         if not self._stands:
-            self._rounds[seat] = math.inf
+            self._rounds[seat - self._seats.start] = math.inf
             self._settle(columns)
 
     def _settle(self, columns: Columns | None) -> None:

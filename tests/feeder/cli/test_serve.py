@@ -59,6 +59,27 @@ def test_serve_says_where_and_ends_with_0_at_a_signal(
             assert systemd.recv(100) == b"STOPPING=1"
 
 
+@pytest.mark.process
+def test_serve_makes_some_of_the_queues(folder: Path) -> None:
+    """As a flag says it, or a file; the other half is served here."""
+    config = folder / "feed.toml"
+    config.write_text('[server]\nqueues = "2-3/4"\naddresses = "ipc://half"\n')
+    with serving("make_even", "--queues=0-1/4") as (process, line):
+        assert line.startswith("serving feed 'train', queues 0 to 1 of 4, at ")
+        with serving("make_even", f"--config={config}") as (other, line):
+            assert line.startswith("serving feed 'train', queues 2 to 3 of 4, at ")
+            places = [None, "ipc://half"]
+            steps = []
+            for queue in (0, 3):
+                with feeder.connect(places[queue // 2], queue=queue, timeout=READY_S) as consumer:
+                    partner = feeder.connect(places[queue // 2], queue=queue ^ 1, timeout=READY_S)
+                    with partner:
+                        steps += [next(consumer).step, next(consumer).step]
+            assert steps == [0, 4, 3, 7]
+            assert end(other, signal.SIGTERM) == ""
+        assert end(process, signal.SIGTERM) == ""
+
+
 def blocks(task: Path, number: signal.Signals) -> bool:
     """Whether a thread blocks a signal."""
     (mask,) = re.findall(r"^SigBlk:\s*(\w+)$", (task / "status").read_text(), re.MULTILINE)

@@ -170,7 +170,7 @@ def test_a_variable_belongs_to_the_feed_with_the_longest_name() -> None:
         ("FEEDER_FEEDS_TRAIN_SEDE", "2", "unknown variable {0!r}: did you mean"),
         ("FEEDER_FEEDS_TRAIN_OPTIONS", "{}", "unknown variable {0!r}: "),
         ("FEEDER_FEEDS_TEST_SEED", "2", "{0} is of no feed: the configuration has 'train'"),
-        ("FEEDER_SERVER_QUEUES", "x", "{0}: queues is 'x', expected a whole number"),
+        ("FEEDER_SERVER_REPLICAS", "x", "{0}: replicas is 'x', expected a whole number"),
         ("FEEDER_SERVER_INSECURE", "yes", "{0}: insecure is 'yes', expected true or false"),
     ],
 )

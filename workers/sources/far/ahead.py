@@ -17,6 +17,7 @@ from feeder.workers.sources.far.blocks import Blocks
 from feeder.workers.sources.far.paths import FarPath
 from feeder.workers.sources.far.waits import StoreWaits
 from feeder.workers.stream.batch import Call
+from feeder.workers.stream.parts import PartCalls
 
 _MOST_USES = 1 << 17
 """So many uses of blocks are foreseen at most."""
@@ -42,7 +43,9 @@ Touched = Callable[[Call], Iterable[Touch]]
 class Ahead:
     """The future of one source. Any thread makes calls; what changes is under the lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: PartCalls | None = None) -> None:
+        """`part`: the calls that are made, where others are made elsewhere."""
+        self.part = part
         self._start()
 
     def _start(self) -> None:
@@ -105,7 +108,7 @@ class Ahead:
             self._begin(key)
         if of != self._of or key not in self._numbers:
             self._of = of
-            if key != self._next or not self._foreseen:
+            if key != self._made_from(*self._next) or not self._foreseen:
                 self._begin(key)
         for _ in range(max(_MORE_STEPS, _MORE_RECORDS // call.batch_size)):
             is_enough = self._uses >= _MOST_USES or len(self._numbers) >= _MOST_STEPS
@@ -120,13 +123,20 @@ class Ahead:
             del self._numbers[old]
         return self._numbers.get(key)
 
+    def _made_from(self, epoch: int, index: int) -> tuple[int, int]:
+        """The first call from there on that is made here."""
+        if self.part is None:
+            return epoch, index
+        self.part.go_to(epoch)
+        return epoch, self.part.block(index)[0]
+
     def _has_all(self) -> bool:
         """Whether all that may be read is there."""
         return bool(self._blocks) and all(blocks.has_all() for blocks in self._blocks)
 
     def _foresee_one(self, call: Call, touched: Touched) -> bool:
         """One more step; whether there may be others."""
-        epoch, index = self._next
+        epoch, index = self._made_from(*self._next)
         if epoch > call.epoch + 1:
             return False
         try:

@@ -10,10 +10,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 
 import feeder
 from conformance.served import reading, serving
+from feeder.checkpoint.parts import find_lowest
 from feeder.checkpoint.store import CheckpointStore
 from feeder.service.client import machine
 from feeder.service.protocol import messages as say
@@ -21,6 +23,7 @@ from feeder.service.server.factory import FeedFactory
 from feeder.service.server.io_loop import ServerLoop
 from feeder.service.server.serve import Server
 from feeder.service.server.watermark import LowWatermark
+from feeder.state.token import start_of
 from feeder.workers.stream.position import LazyPosition
 from peers import Stalled, peer_of, used
 from small import WAIT_S, Pure, ids, make
@@ -237,3 +240,54 @@ def test_how_far_all_have_used(num_queues: int, replicas: int, events: str) -> N
             used.restart_at([*map(float, what[1:].split(","))], lacks_some=what[0] == "?")
         if step:
             assert used.state().summary[2] == int(step), event
+
+
+# ---- several servers of one stream
+
+
+def even(**settings: Any) -> Callable[[], feeder.Coordinator]:
+    """Batches of one call each, of a source that says how many rows there are."""
+    source = feeder.sources.arrays(np.arange(1, 161))
+    return lambda: make(source, batch_size=4, **settings)
+
+
+def test_servers_begin_at_the_lowest_that_any_of_them_has_stored(tmp_path: Path) -> None:
+    """And one server of all queues, which counts on from there; then three."""
+    store = {"checkpoints": tmp_path, "resume": "latest"}
+    for queues in (2, 3):
+        with (
+            serving(even(), queues="0/3", **store) as left,
+            serving(even(), queues="1-2/3", **store) as right,
+            ExitStack() as stack,
+        ):
+            consumers = [stack.enter_context(reading(left, queue=0))]
+            consumers += [stack.enter_context(reading(right, queue=i)) for i in (1, 2)]
+            at = 0 if queues == 2 else 6
+            for consumer, num in zip(consumers, (5, 2, 3), strict=True):
+                steps = [next(consumer).step for _ in range(num)]
+                assert steps[0] == at + consumers.index(consumer)
+        found = find_lowest(CheckpointStore(tmp_path))
+        assert found is not None
+        # A queue of the right server has used two rounds, all others more.
+        assert [start_of(state.token)[0] for state in found.snapshot.states] == [at + 6]
+    with serving(even(), queues=2, **store) as server, ExitStack() as stack:
+        consumers = [stack.enter_context(reading(server, queue=i)) for i in range(2)]
+        assert [next(one).step for one in consumers] == [12, 13]
+    with (
+        serving(even(), queues="0/2", **store) as left,
+        serving(even(), queues="1/2", **store) as right,
+        reading(left, queue=0) as first,
+        reading(right, queue=1) as second,
+    ):
+        assert (next(first).step, next(second).step) == (14, 15)
+
+
+def test_a_server_of_some_queues_stores_at_once_where_they_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that others know what it has used, before its first trainer comes."""
+    saved = threading.Event()
+    around(monkeypatch, CheckpointStore, "save", after=lambda *_: saved.set())
+    with serving(even(), queues="0/2", checkpoints=tmp_path):
+        assert saved.wait(WAIT_S)
+        assert CheckpointStore(tmp_path).names() == ["queues-0-0-of-2.00000000"]

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from feeder.workers.sources.far.ahead import Ahead
 from feeder.workers.sources.far.blocks import Blocks
 from feeder.workers.sources.far.objects import Known, Objects
 from feeder.workers.sources.far.paths import FarPath
+from feeder.workers.stream.parts import PartCalls
+from feeder.workers.stream.rounds import Turns
+from feeder.workers.stream.spec import Part, StreamSpec
 
 CALLS = 20
 
@@ -129,6 +133,34 @@ def test_no_more_is_foreseen_than_there_is_room_for(
     for index in range(10):
         make(ahead, blocks, 0, index)
         assert ahead._foreseen - index <= 5 + 1
+
+
+def test_what_other_servers_read_is_not_foreseen(blocks: Recorded) -> None:
+    """Of 3 queues the second: batch i of all epochs, counted on, is its own if i % 3 is 1."""
+
+    class Rows:
+        gives_all_rows = True
+
+        def rows(self, epoch: int, batch_size: int) -> int:
+            return CALLS * batch_size
+
+    spec: Any = StreamSpec(
+        fetch=Rows(), pure=True, cursor=None, seek=None, names=("x",), axes=(0,), batch_size=4,
+        num_workers=1, first_worker_id=0, seed=7, epochs=None, last_batch="keep",
+        last_round="uneven", order="ticket", dont_rebatch=False, repeatable=True,
+    )  # fmt: skip
+    part = PartCalls(spec, SimpleNamespace(part=Part(1, 2, 3), rows_per_call=None), Turns(0), 0, 0)
+    ahead, found = Ahead(part), list[int]()
+    own = [100 * (i // CALLS) + i % CALLS for i in range(6 * CALLS) if i % 3 == 1]
+    for at in own[:20]:
+        told = make(ahead, blocks, *divmod(at, 100))
+        assert at == own[0] or ("forget", None) not in told
+        found += foreseen(told)
+    assert found == own[: len(found)]
+    assert len(found) > 20
+    # Where a feed goes on in a later epoch, and back to one before.
+    assert foreseen(make(ahead, blocks, 9, 1))[:3] == [901, 904, 907]
+    assert foreseen(make(ahead, blocks, 0, 4))[:3] == [4, 7, 10]
 
 
 def test_what_cannot_be_foreseen_does_not_fail_a_call(blocks: Recorded) -> None:
