@@ -50,7 +50,7 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.far.ahead import Ahead, Touch
-from feeder.workers.sources.far.blocks import totals
+from feeder.workers.sources.far.cache import totals
 from feeder.workers.sources.orders.edited import Selection, ranges_of
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import LISTS_KEPT, Order
