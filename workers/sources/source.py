@@ -54,8 +54,8 @@ from feeder.workers.sources.far.cache import totals
 from feeder.workers.sources.orders.edited import Selection, ranges_of
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import LISTS_KEPT, Order
-from feeder.workers.sources.orders.sharding import EpochsInTurn
 from feeder.workers.sources.steps.each import Filtered, Mapped, Zipped
+from feeder.workers.sources.steps.following import check_follows, check_rows
 from feeder.workers.sources.steps.ragged import Budgeted, Offsets, Padded, check_length
 from feeder.workers.sources.steps.routed import (
     Excluding,
@@ -505,7 +505,7 @@ class Source:
         Raises:
             ConfigError: `fn` is no such function, or the source's rows are not one for each record.
         """
-        _check_rows(self, "map")
+        check_rows(self.kind, self.traits, "map")
         return self.applied(lambda records: Mapped(records, fn, on_error))
 
     def filter(self, fn: Callable[[Any], Any]) -> Source:
@@ -517,7 +517,7 @@ class Source:
         Raises:
             ConfigError: `fn` is no function, or the source's rows are not one for each record.
         """
-        _check_rows(self, "filter")
+        check_rows(self.kind, self.traits, "filter")
         return self.applied(lambda records: Filtered(records, fn))
 
     def take(self, n: int) -> Source:
@@ -659,7 +659,7 @@ class Source:
             ConfigError: the length is wrong, or pad cannot follow. A row that is longer is a
                 RecordError, and so is a value that a column cannot hold.
         """
-        _check_rows(self, "pad")
+        check_rows(self.kind, self.traits, "pad")
         return self._with(Padded(self.records, check_length(length), value))
 
     def offsets(self) -> Source:
@@ -672,7 +672,7 @@ class Source:
         Raises:
             ConfigError: offsets cannot follow.
         """
-        _check_rows(self, "offsets")
+        check_rows(self.kind, self.traits, "offsets")
         return self._with(Offsets(self.records))
 
     def batch_by_tokens(
@@ -729,28 +729,12 @@ class Source:
         return f"<Source {fields}>"
 
 
-_OF_NUMBERS = ("map", "filter", "pad", "offsets")
-
-
-def as_part(
-    source: Any, step: str, *, counts: bool = False, rows: bool = True, shards: bool = False,
-    turns: bool = False,
-) -> Source:  # fmt: skip
-    """A source, where a step may follow it.
-
-    Args:
-        source: What the user gave as one.
-        step: What the step is called.
-        counts: Whether the step counts rows, which a filter leaves out.
-        rows: Whether the step needs one row for each record.
-        shards: Whether the source may have shards.
-        turns: Whether its epochs may differ in size.
+def as_part(source: Any, step: str, **needs: bool) -> Source:
+    """A source, if a step may follow it: `needs` are those of `check_follows`.
 
     Raises:
         ConfigError: it is no source, or the step cannot follow.
     """
-    if isinstance(source, Source) and source.traits.walks and step != "pack":
-        raise _walks(step)
     if not isinstance(source, Source):
         step = step.rstrip(",")
         if not getattr(source, "_has_numbers", True):
@@ -761,44 +745,8 @@ def as_part(
         raise ConfigError(
             f"{step}: {type(source).__name__} is no source, expected one of feeder.sources"
         )
-    sharding = source._plan.sharding
-    is_in_turn = isinstance(sharding, EpochsInTurn)
-    if is_in_turn and not turns:
-        raise ConfigError(
-            f"{step} of a mixture of shards that differ in size, so that its epochs do, too: give "
-            "the shards stick_to_shard=True, or shard the mixture in place of its sources"
-        )
-    may_have = shards or is_in_turn
-    if (sharding.num_shards > 1 and not may_have) or sharding.pad_last_batch:
-        raise ConfigError(
-            f"{step} of a source with shards: they come last, with .shard(shard_id, num_shards)"
-        )
-    if rows:
-        _check_rows(source, step)
-    if counts and source.traits.filters:
-        raise ConfigError(
-            f"{step.rstrip(',')}: the source is filtered, and so has no known length; filter after "
-            f"{step.split(',')[0]}"
-        )
+    check_follows(source.kind, source.traits, source._plan.sharding, step, **needs)
     return source
-
-
-def _walks(step: str) -> ConfigError:
-    step = step.rstrip(",")
-    return ConfigError(
-        f"{step} of a mixture by tokens, or of packed or filtered sources: its rows follow one "
-        f"another and have no numbers; {step.split(',')[0]} its sources, before mix"
-    )
-
-
-def _check_rows(source: Source, step: str) -> None:
-    if source.traits.walks and step in _OF_NUMBERS:
-        raise _walks(step)
-    if source.traits.is_last:
-        raise ConfigError(
-            f"{step} of {source.kind}, whose rows are not one for each record: {source.kind} comes "
-            f"after {step.split(',')[0]}"
-        )
 
 
 def _without_rows(columns: Columns) -> Columns:
