@@ -9,22 +9,22 @@ from typing import Any, Self
 import numpy as np
 
 from feeder.adapters.datasets import Batched, Ordered, States, check_samples
-from feeder.adapters.loop import EpochLoader, Stream
-from feeder.adapters.packing import COLUMNS, Leaf, read_none, unpack
+from feeder.adapters.loop import EpochLoader
+from feeder.adapters.packing import Leaf, read_none
 from feeder.adapters.streams import (
     FEEDS,
     Connection,
-    Function,
-    MadeStream,
+    Made,
+    Read,
     executor_settings,
     find_ranks,
     has_row_per_record,
     read_feed,
+    read_function,
     whole,
 )
 from feeder.errors import ConfigError
 from feeder.sources import Source
-from feeder.workers.stream.batch import Batch
 
 
 class ArrayLoader(EpochLoader):
@@ -97,9 +97,9 @@ class ArrayLoader(EpochLoader):
             **executor_settings(num_workers, executor, ()),
         }
         if kind == "source" and not has_row_per_record(dataset):
-            super().__init__(Function.stream(dataset, batched, ranks, settings, epochs), epochs)
+            super().__init__(read_function(dataset, batched, ranks, settings, epochs), epochs)
             return
-        stream = MadeStream(
+        stream = Made(
             kind, dataset, batched, ranks, indices=indices, settings=settings, epochs=epochs,
             states=States(),
         )  # fmt: skip
@@ -111,23 +111,15 @@ class ArrayLoader(EpochLoader):
         are dicts of arrays by column."""
         return cls(Connection(addresses, options))
 
-    def _convert(self, batch: Batch) -> Any:
-        if tuple(batch) == COLUMNS:
-            return unpack(batch.columns, _array)
-        made = {name: batch[name] for name in batch}
-        # A function that returned a tuple has no names.
-        return tuple(made.values()) if "0" in made else made
+    def _leaf(self, row: Any, leaf: Leaf) -> Any:
+        return np.ndarray(leaf.shape, _dtype(leaf.dtype), row, leaf.offset)
 
 
-def _feed_stream(feed: Any, given: dict[str, Any]) -> Stream:
+def _feed_stream(feed: Any, given: dict[str, Any]) -> Read:
     for name, value in given.items():
         if value:
             raise ConfigError(f"{name} is {value!r}: a feed has its own; leave it out")
     return read_feed(feed)
-
-
-def _array(row: Any, leaf: Leaf) -> Any:
-    return np.ndarray(leaf.shape, _dtype(leaf.dtype), row, leaf.offset)
 
 
 @lru_cache(maxsize=64)

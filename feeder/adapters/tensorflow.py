@@ -27,7 +27,8 @@ import numpy as np
 import tensorflow as tf
 
 from feeder.adapters.arrays import ArrayLoader
-from feeder.adapters.loop import EpochLoop, Mark, from_plain, to_plain
+from feeder.adapters.loop import EpochLoop, from_plain, to_plain
+from feeder.adapters.streams import Mark
 from feeder.errors import ConfigError, FeedError
 
 _NOBODY_SAID = -1
