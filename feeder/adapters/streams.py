@@ -235,8 +235,8 @@ class Made:
         self.stop()
         if isinstance(self._indices, Sampled):
             self._indices.resume(mark.place.epoch, mark.place.index, self._bytes_at(mark))
-        if self._kind == "iterable":
-            warn_of_replay(self._fetch(mark))
+        if self._kind == "iterable" and self._fetch(mark).is_replayed:
+            warn_of_replay(stacklevel=5)
         self._tell()
         coordinator = self._make(mark)
         coordinator.start()

@@ -16,6 +16,7 @@ import torch.utils.data
 from torch.utils.data import dataloader as theirs
 from torch.utils.data.distributed import DistributedSampler
 
+from feeder.adapters.datasets import is_stateful
 from feeder.adapters.skips import AN_ITERABLE_ENDS, check_on_error
 from feeder.adapters.streams import FEEDS, Connection
 from feeder.adapters.torch import place
@@ -27,7 +28,6 @@ from feeder.adapters.torch.order import Begun, Now
 from feeder.adapters.torch.place import Mark, Stand
 from feeder.adapters.torch.samplers import (
     dealt_sampler,
-    is_stateful,
     load_states,
     own_generators,
     stateful_samplers,
