@@ -10,12 +10,12 @@ import numpy as np
 
 from feeder.adapters.datasets import Batched, Ordered, States, check_samples
 from feeder.adapters.loop import EpochLoader
-from feeder.adapters.packing import Leaf, read_none
+from feeder.adapters.packing import COLUMNS, Leaf, read_none, unpack
 from feeder.adapters.streams import (
     FEEDS,
     Connection,
-    Made,
-    Read,
+    MadeStream,
+    ReadStream,
     executor_settings,
     find_ranks,
     has_row_per_record,
@@ -25,6 +25,7 @@ from feeder.adapters.streams import (
 )
 from feeder.errors import ConfigError
 from feeder.sources import Source
+from feeder.workers.stream.batch import Batch
 
 
 class ArrayLoader(EpochLoader):
@@ -99,7 +100,7 @@ class ArrayLoader(EpochLoader):
         if kind == "source" and not has_row_per_record(dataset):
             super().__init__(read_function(dataset, batched, ranks, settings, epochs), epochs)
             return
-        stream = Made(
+        stream = MadeStream(
             kind, dataset, batched, ranks, indices=indices, settings=settings, epochs=epochs,
             states=States(),
         )  # fmt: skip
@@ -111,15 +112,23 @@ class ArrayLoader(EpochLoader):
         are dicts of arrays by column."""
         return cls(Connection(addresses, options))
 
-    def _leaf(self, row: Any, leaf: Leaf) -> Any:
-        return np.ndarray(leaf.shape, _dtype(leaf.dtype), row, leaf.offset)
+    def _convert(self, batch: Batch) -> Any:
+        if tuple(batch) == COLUMNS:
+            return unpack(batch.columns, _array)
+        made = {name: batch[name] for name in batch}
+        # A function that returned a tuple has no names.
+        return tuple(made.values()) if "0" in made else made
 
 
-def _feed_stream(feed: Any, given: dict[str, Any]) -> Read:
+def _feed_stream(feed: Any, given: dict[str, Any]) -> ReadStream:
     for name, value in given.items():
         if value:
             raise ConfigError(f"{name} is {value!r}: a feed has its own; leave it out")
     return read_feed(feed)
+
+
+def _array(row: Any, leaf: Leaf) -> Any:
+    return np.ndarray(leaf.shape, _dtype(leaf.dtype), row, leaf.offset)
 
 
 @lru_cache(maxsize=64)

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from feeder.adapters.asking import records_at, when_comes
-from feeder.adapters.packing import COLUMNS, Leaf, unpack
-from feeder.adapters.streams import Mark, Stream
+from feeder.adapters.streams import MadeStream, Mark, ReadStream
 from feeder.errors import ConfigError, FeedError, ResumeError, looped_again
 from feeder.workers.stream.batch import Batch
 
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
 
 RING = 256
 """How many of the last batches a state may be asked for: far more than anything takes ahead."""
+
+
+Stream = MadeStream | ReadStream
+"""What a loader reads: a feed that it makes of a data set, or one that somebody else has made."""
 
 
 class EpochLoop:
@@ -113,19 +116,7 @@ class EpochLoader:
 
     def _convert(self, batch: Batch) -> Any:
         """A batch as the framework has it."""
-        if tuple(batch) == COLUMNS:
-            return unpack(batch.columns, self._leaf)
-        made = {name: self._column(batch[name]) for name in batch}
-        # A function that returned a tuple has no names.
-        return tuple(made.values()) if "0" in made else made
-
-    def _leaf(self, row: Any, leaf: Leaf) -> Any:
-        """An array of a batch as the framework has it, over the bytes of the row."""
         raise NotImplementedError
-
-    def _column(self, array: Any) -> Any:
-        """A column of a feed's batch as the framework has it."""
-        return array
 
     def _next(self, loop: EpochLoop) -> Any:
         if loop is not self._loop:

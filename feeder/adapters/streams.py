@@ -137,9 +137,9 @@ def find_ranks(rank: int | None, world_size: int | None, *, drops: bool) -> Rank
     return Ranks(Share(rank, world_size, drops))
 
 
-class Made:
-    """What a loader reads of a data set: by a feed that is made anew wherever it begins, and whose
-    numbers count from there. Owned by the loader's thread."""
+class MadeStream:
+    """A feed that is made anew wherever a loader begins, and whose numbers count from there. Owned
+    by the loader's thread."""
 
     def __init__(
         self,
@@ -451,7 +451,7 @@ def _check_rounds(num_batches: int | None, share: Share, epoch: int) -> None:
 # ---- feeds of others
 
 
-class Read:
+class ReadStream:
     """What a loader reads of a feed or a consumer, in whose epochs it loops. Of each round of its
     batches one rank has one. Owned by the loader's thread.
 
@@ -576,14 +576,10 @@ class Read:
             (self._given.stop if isinstance(self._given, Coordinator) else self._given.close)()
 
 
-Stream = Made | Read
-"""What a loader reads."""
-
-
 def read_function(
     fetch: Callable[[Call], Any], batched: Batched, ranks: Ranks, settings: dict[str, Any],
     epochs: int | None,
-) -> Read:  # fmt: skip
+) -> ReadStream:  # fmt: skip
     """The rows of a pure fetch function, whose columns are known by its first call, in batches of
     which each rank takes its own.
 
@@ -615,7 +611,7 @@ def read_function(
             last_batch="drop" if batched.drop_last else "keep", **settings,
         )  # fmt: skip
 
-    return Read(again(None), again, ranks)
+    return ReadStream(again(None), again, ranks)
 
 
 def has_row_per_record(source: Source) -> bool:
@@ -646,11 +642,11 @@ FEEDS = (Feed, DeviceFeed, Consumer, Coordinator, Connection)
 """What `read_feed` reads."""
 
 
-def read_feed(dataset: Any) -> Read:
+def read_feed(dataset: Any) -> ReadStream:
     """What a loader reads of a feed, of a consumer, or of a server to connect to."""
     if isinstance(dataset, Connection):
-        return Read(dataset.open(None), dataset.open)
-    return Read(dataset)
+        return ReadStream(dataset.open(None), dataset.open)
+    return ReadStream(dataset)
 
 
 def _feed_of(given: Any) -> Any:

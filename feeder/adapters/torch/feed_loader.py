@@ -25,15 +25,14 @@ import xxhash
 from torch.utils.data.distributed import DistributedSampler
 
 from feeder.adapters.datasets import Batched, Ordered, Sampled, States, check_samples
-from feeder.adapters.loop import EpochLoader
-from feeder.adapters.packing import Array, Leaf
+from feeder.adapters.loop import EpochLoader, Stream
+from feeder.adapters.packing import COLUMNS, Array, Leaf, unpack
 from feeder.adapters.skips import AN_ITERABLE_ENDS, NO_FAULTS, check_on_error
 from feeder.adapters.streams import (
     FEEDS,
     Connection,
-    Made,
+    MadeStream,
     Ranks,
-    Stream,
     executor_settings,
     find_ranks,
     has_row_per_record,
@@ -47,6 +46,7 @@ from feeder.errors import ConfigError, ResumeError
 from feeder.sources import LeftOut, RecordError, Source
 from feeder.state import codec
 from feeder.workers.sources.stores.reading import OnError
+from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.spec import FILE_ORDER
 
 _TIMEOUT_S = 600.0
@@ -216,16 +216,20 @@ class FeedLoader(EpochLoader):
         another step: rows would be lost, or come twice. Of two such ranks the later one is told.
         """
         super().load_state_dict(state_dict)
-        if self._is_of_group and isinstance(self._stream, Made):
+        if self._is_of_group and isinstance(self._stream, MadeStream):
             _compare_steps(self._stream.fingerprint, self.step)
 
-    def _leaf(self, row: Any, leaf: Leaf) -> torch.Tensor:
+    def _convert(self, batch: Batch) -> Any:
+        if tuple(batch) == COLUMNS:
+            return unpack(batch.columns, self._tensor)
+        made = {name: self._moved(_as_tensor(batch[name])) for name in batch}
+        # A function that returned a tuple has no names.
+        return tuple(made.values()) if "0" in made else made
+
+    def _tensor(self, row: Any, leaf: Leaf) -> torch.Tensor:
         if isinstance(row, torch.Tensor):
             return _view_of(row, leaf)
         return self._moved(_tensor_of(row, leaf))
-
-    def _column(self, array: Any) -> torch.Tensor:
-        return self._moved(_as_tensor(array))
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._pins:
@@ -417,7 +421,7 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
             "__getitem__",
             stacklevel=4,
         )
-    return Made(
+    return MadeStream(
         kind, dataset, batched, ranks, indices=indices, settings=settings,
         epochs=given["epochs"], states=STATES, skips=check_on_error(given["on_error"]),
     )  # fmt: skip
