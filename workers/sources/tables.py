@@ -33,6 +33,7 @@ from feeder.workers.sources.stores.arrow_columns import (
 )
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import Columns, RecordError
+from feeder.workers.sources.stores.records import Records
 from feeder.workers.sources.stores.table_files import (
     ARROW_ERRORS,
     TABLES_KEPT,
@@ -289,9 +290,10 @@ class Tables(Protocol):
         """What must be equal for a position to fit."""
 
 
-class TableRecords:
+class TableRecords(Records):
     """Rows of tables. What changes, the groups that are kept, has its own lock."""
 
+    kind, by_sample = "", False
     skipped = 0
     may_skip = False
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources.orders.sharding import EpochsInTurn
-from feeder.workers.sources.steps.rows import Traits
+from feeder.workers.sources.stores.records import Traits
 
 _OF_NUMBERS = ("map", "filter", "pad", "offsets")
 
