@@ -38,7 +38,7 @@ class ArrayLoader(EpochLoader):
         shuffle: Whether each epoch is shuffled, by `seed`.
         collate_fn: Makes a batch of a list of samples; by default they are stacked.
         num_workers: Processes that read ahead; 0 is one thread.
-        drop_last: Whether an epoch's last batch is left out where it is shorter, and what does not
+        drop_last: Whether an epoch's last batch is left out if it is shorter, and what does not
             go round all processes.
         prefetch_factor: Batches that are read ahead for each worker.
         seed: Of shuffles, from 0 to 2**64 - 1.

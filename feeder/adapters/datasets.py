@@ -36,9 +36,9 @@ class Batched(NamedTuple):
     """How samples become a batch."""
 
     size: int | None
-    """Samples of a batch; None where each sample is one as it is."""
+    """Samples of a batch; None if each sample is one as it is."""
     drop_last: bool
-    """Whether an epoch's last batch is left out where it is shorter."""
+    """Whether an epoch's last batch is left out if it is shorter."""
     collate: Callable[[list[Any]], Any] | None
     """The user's function; None to stack."""
     read: Read
@@ -46,8 +46,8 @@ class Batched(NamedTuple):
     join: Join = join_none
     """How it stacks small ones."""
     global_size: int | None = None
-    """Samples of the batches of all ranks together, where these stay for any number of ranks; None
-    where the samples of a batch stay."""
+    """Samples of the batches of all ranks together, if these stay for any number of ranks; None if
+    the samples of a batch stay."""
 
     def count(self, samples: int) -> int:
         """The batches of so many samples."""
@@ -61,7 +61,7 @@ class Batched(NamedTuple):
         return {"batch_size": self.size, "drop_last": self.drop_last}
 
     def columns(self, samples: list[Any], name: Callable[[int], str]) -> Columns:
-        """The batch of samples; raises `RecordError` where they make none."""
+        """The batch of samples; raises `RecordError` if they make none."""
         if self.collate is not None:
             given = samples[0] if self.size is None else samples
             try:
@@ -177,8 +177,8 @@ for a position in one before."""
 class Sampled:
     """Samples in the order of a sampler, or of a batch sampler, which belongs to this rank alone.
 
-    It is iterated once per epoch, and told which one where it asks (`set_epoch`). Where it draws
-    from a `generator` of PyTorch, it is given one that is seeded by its own seed and the epoch. A
+    It is iterated once per epoch, and told which one if it asks (`set_epoch`). If it draws from
+    a `generator` of PyTorch, it is given one that is seeded by its own seed and the epoch. A
     position holds that seed or the state that the sampler had at the epoch's start, and a digest of
     what it gave since, which a resume compares. The lock guards all fields.
     """
@@ -190,7 +190,7 @@ class Sampled:
         self._sampler, self._batched, self._seed = sampler, batched, seed
         self._gives_batches = is_batch_sampler
         self._make_generator, self._states = make_generator, states
-        # What the samplers of all ranks have alike, where each follows from it and from its rank:
+        # What the samplers of all ranks have alike, if each follows from it and from its rank:
         # then a position of one is a position of all, and their digests differ.
         self._shared = shared
         self._has_state = hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
@@ -273,7 +273,7 @@ class Sampled:
         return by_next(iter(self._sampler))
 
     def _state_at(self, epoch: int) -> bytes | None:
-        """The state of the sampler at an epoch's start; None where it has none."""
+        """The state of the sampler at an epoch's start; None if it has none."""
         if not self._has_state:
             return codec.pack(self._seeds) if any(s is not None for s in self._seeds) else None
         if epoch in self._known:
@@ -342,7 +342,7 @@ def _mixed(seed: int, epoch: int, own: int | None) -> int:
 
 
 def _seed_of(part: Any) -> int | None:
-    """The seed of a sampler's own generator; None where it has none."""
+    """The seed of a sampler's own generator; None if it has none."""
     generator: Any = getattr(part, "generator", None)
     return generator.initial_seed() if hasattr(generator, "initial_seed") else None
 
@@ -505,9 +505,9 @@ class IteratedBatches:
     """Batches of what is iterated over: `fetch(worker_id, batch_size)` of one worker, which reads
     whole rounds and keeps this rank's batch.
 
-    Where the iterable or its iterator has `state_dict` and `load_state_dict`, a position has that
-    state; else it has the number of samples, and a resume reads so many again. Owned by the thread
-    that calls.
+    If the iterable or its iterator has `state_dict` and `load_state_dict`, a position has that
+    state; otherwise it has the number of samples, and a resume reads so many again. Owned by the
+    thread that calls.
     """
 
     def __init__(
@@ -623,7 +623,7 @@ def warn_of_replay(*, stacklevel: int) -> None:
 
 
 def check_samples(dataset: Sequence[Any]) -> int:
-    """The length of a data set; raises `ConfigError` where it has none."""
+    """The length of a data set; raises `ConfigError` if it has none."""
     try:
         length = len(dataset)
     except TypeError as error:

@@ -36,7 +36,7 @@ class EpochLoop:
     def __init__(self, loader: EpochLoader) -> None:
         self._loader = loader
         self.state: Literal["fresh", "running", "over", "left"] = "fresh"
-        """"over" where its epoch has been given, "left" where the loader went on without it."""
+        """"over" once its epoch has been given, "left" if the loader went on without it."""
 
     def __iter__(self) -> EpochLoop:
         return self
@@ -82,7 +82,7 @@ class EpochLoader:
         return length
 
     def __bool__(self) -> bool:
-        return True  # Else `if loader` would ask for its length.
+        return True  # Otherwise `if loader` would ask for its length.
 
     @property
     def epoch(self) -> int:
@@ -178,7 +178,7 @@ class EpochLoader:
 
     def peek(self) -> Any:
         """The first batch of the next loop, which that loop still gives; of a data set that is over
-        that of its first epoch. Between loops only; raises `FeedError` where there is none."""
+        that of its first epoch. Between loops only; raises `FeedError` if there is none."""
         if self._is_begun:
             raise FeedError("a loop over the loader has begun: look at its first batch before it")
         if self._epochs is not None and self.epoch >= self._epochs:
@@ -208,7 +208,7 @@ class EpochLoader:
         """The position after the last batch that was given, for a trainer's checkpoint.
 
         The same for all ranks, and valid for each. `used` is how many batches this rank has used
-        since the start, as `step` counts them, where the trainer takes batches ahead.
+        since the start, as `step` counts them, if the trainer takes batches ahead.
         """
         return self.state_at(self._mark if used is None else self._find(used))
 
@@ -270,7 +270,7 @@ class EpochLoader:
 
     def rewind(self, used: int) -> None:
         """Have the next loop begin after the batch of this step: what was given since comes again.
-        Raises `ResumeError` where it is not kept, and cannot be read again."""
+        Raises `ResumeError` if it is not kept, and cannot be read again."""
         mark, given = self._find(used), self.step - used
         again = [kept for kept in self._kept or () if kept[1].place.step > used]
         if len(again) < given:

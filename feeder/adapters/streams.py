@@ -170,7 +170,7 @@ class MadeStream:
         self._end: int | None = None
         # Made and not started: what is wrong is told at once, and it knows what positions mean.
         (stream,) = self._make(Mark(Place()))[NAME].streams
-        # What the data set is now; the positions are of an earlier format where it goes on so.
+        # What the data set is now; the positions are of an earlier format if it goes on so.
         self._given = self._positions = stream.positions
         self._given_dataset = dataset
         if share.drops:
@@ -422,7 +422,7 @@ class MadeStream:
         return rows
 
     def _num_batches(self, epoch: int) -> int | None:
-        """Batches of all ranks in an epoch, where they are known."""
+        """Batches of all ranks in an epoch; None if nobody knows."""
         try:
             if self._indices is not None:
                 return self._indices.num_batches(epoch)
@@ -431,7 +431,7 @@ class MadeStream:
             return None
 
     def _num_rows(self, epoch: int) -> int:
-        """Rows of all ranks in an epoch; raises `TypeError` where nobody knows."""
+        """Rows of all ranks in an epoch; raises `TypeError` if nobody knows."""
         if self._kind == "source":
             rows: int = self._dataset.rows(epoch, self._batched.size or 1)
             return rows

@@ -257,7 +257,7 @@ class Used:
         self._step.assign(tf.cast(step, tf.int64))
 
     def numpy(self) -> int:
-        """The step; -1 where nobody has said one."""
+        """The step; -1 if nobody has said one."""
         return int(self._step.numpy())
 
 
@@ -275,7 +275,7 @@ class FeedState(tf.train.experimental.PythonState):
 
     @property
     def step(self) -> int:
-        """The batches that were used since the start. Raises `ConfigError` where batches were
+        """The batches that were used since the start. Raises `ConfigError` if batches were
         given, and nobody has said which of them were used."""
         used = self.used.numpy()
         if used != _NOBODY_SAID:

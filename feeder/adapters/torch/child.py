@@ -102,7 +102,7 @@ class Fork(msgspec.Struct, array_like=True, tag=4):
 
     worker_id: int
     ended: int
-    """The process to be waited for, if the zygote has forked it; else 0."""
+    """The process to be waited for, if the zygote has forked it; otherwise 0."""
 
 
 class Forked(msgspec.Struct, array_like=True, tag=5):

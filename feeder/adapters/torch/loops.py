@@ -408,7 +408,7 @@ class WorkerLoop(_Loop):
         is_given = at.seed is not None and at.begun is not None
         self._seed = at.seed if is_given else self._draw_seed(loader)
         self._turn = at.turn
-        # An iterable has a reader in each worker; else the number of the next batch is the order's.
+        # An iterable has a reader in each worker; otherwise the order has the number of the batch.
         readers = at.readers or ((0, None, False),) * self._num
         readers = readers if self._is_iterable else (None,) * self._num
         is_told = is_new or loader._resumed is not None

@@ -133,7 +133,7 @@ def load_states(samplers: list[Any], states: tuple[Any, ...]) -> None:
 
 
 def dealt_sampler(loader: Any) -> DistributedSampler[Any] | None:
-    """The sampler that deals one order out to all ranks, if it is PyTorch's own; else None."""
+    """The sampler that deals one order out to all ranks, if it is PyTorch's own; otherwise None."""
     inner = loader.sampler
     is_plain = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
     return inner if is_plain and type(inner) is DistributedSampler else None
