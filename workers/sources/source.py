@@ -95,21 +95,22 @@ class Source(Records):
     """A call's rows follow from its index, epoch, seed and batch size."""
 
     def __init__(
-        self, records: Records, *, list_shuffle: bool = False, **options: Unpack[OrderOptions]
+        self, records: Any, *, list_shuffle: bool = False, **options: Unpack[OrderOptions]
     ) -> None:
-        """`list_shuffle` is for records that DALI would have as a list of files: its
-        `random_shuffle` then begins by shuffling the list."""
-        self.records = records = as_records(records)
-        self._plan = plan_order(records.epoch_size, options, list_shuffle=list_shuffle)
+        """`records` has what `Records` says that a store must have. `list_shuffle` is for records
+        that DALI would have as a list of files: its `random_shuffle` then begins by shuffling the
+        list."""
+        self.records: Records = as_records(records)
+        self._plan = plan_order(self.records.epoch_size, options, list_shuffle=list_shuffle)
         if self.traits.one_per_call and self._plan.sharding.pad_last_batch:
-            raise ConfigError(f"pad_last_batch cannot be had of {records.kind}: its rows vary")
+            raise ConfigError(f"pad_last_batch cannot be had of {self.kind}: its rows vary")
         self._remember_rows()
         # One for each seed; guarded by the lock while one is made, read without it.
         self._orders: dict[int, Order] = {}
         self._rowless: Columns | None = None
         self._lock = Lock()
         self._carries = False
-        self._is_far = is_far(records)
+        self._is_far = is_far(self.records)
         # What it will read, told to caches; made with the first call.
         self._ahead: Ahead | None = None
         self._elsewhere = Faults("skip")

@@ -8,7 +8,7 @@ read a group once, a full shuffle reads it again and again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ from feeder.workers.sources.stores.table_files import (
     HeldTable,
     HfTable,
     ParquetFiles,
+    Tables,
 )
 from feeder.workers.stream.batch import Call
 
@@ -260,34 +261,6 @@ def _names(columns: Any) -> list[str] | None:
     if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
         raise ConfigError(f"columns is {columns!r}, expected names such as ['text', 'label']")
     return list(columns)
-
-
-class Tables(Protocol):
-    """Rows that lie in groups, each of which is read as a whole. Any thread reads."""
-
-    ends: NDArray[np.int64]
-    """The number of rows up to the end of each group."""
-    schema: Any
-    """The Arrow fields of the columns."""
-    columns: list[str] | None
-    """The columns of a group that are rows, or fields of structs in them; None is all."""
-
-    def __len__(self) -> int: ...
-
-    def empty(self) -> Any:
-        """A table without rows, with the columns of a group."""
-
-    def group(self, number: int) -> Any:
-        """The table of a group. Raises OSError or ValueError if it cannot be read."""
-
-    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the rows of these numbers lie."""
-
-    def name(self, number: int) -> str:
-        """What an error message calls a group."""
-
-    def describe(self) -> dict[str, Any]:
-        """What must be equal for a position to fit."""
 
 
 class TableRecords(Records):

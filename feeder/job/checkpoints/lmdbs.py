@@ -21,7 +21,7 @@ from feeder.checkpoint.format import DamagedError, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name
 from feeder.checkpoint.tolerate import is_unreadable
-from feeder.durable import OsFs
+from feeder.durable import Fs
 from feeder.errors import CheckpointError, ConfigError
 from feeder.state import codec
 from feeder.state.raw_arrays import num_bytes_of, pack_array, read_dtype, restore_array
@@ -45,7 +45,7 @@ class LmdbDatabase:
 
     def __init__(self, folder: str, writer: str) -> None:
         self._lmdb = load("lmdb", "lmdb")
-        self._folder = LocalFolder(folder, writer, OsFs())
+        self._folder = LocalFolder(folder, writer, Fs())
 
     def put(
         self, name: str, entries: Mapping[str, Any], *, meta: Mapping[str, Any] | None = None
