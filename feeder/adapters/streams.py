@@ -6,7 +6,6 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import index
 from typing import Any, Literal, NamedTuple
 
 from feeder.adapters.asking import Numbers
@@ -39,6 +38,7 @@ from feeder.sources import Source
 from feeder.state.snapshot import HISTORY, Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import step_of
+from feeder.workers.sources.arguments import whole as whole
 from feeder.workers.sources.stores.reading import Faults, Record
 from feeder.workers.stream.batch import Batch, Call
 from feeder.workers.stream.chunks import arrow_chunks, is_table
@@ -73,17 +73,6 @@ def executor_settings(num_workers: int, given: Any, preload: Sequence[str]) -> d
     if not num_workers:
         return {"num_threads": 1}
     return {"executor": Processes(num_workers, preload=preload)}
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """A whole number of the user's, also one of NumPy's; raises `ConfigError` for anything else."""
-    try:
-        number = None if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
-    return number
 
 
 class Ranks(NamedTuple):

@@ -141,13 +141,7 @@ class CheckpointStore(Closing):
         """Read a checkpoint, or only some of its entries, all of which must be there."""
         with self._reader(name) as reader:
             header = format.read_header(reader)
-            wanted = list(header.entries) if entries is None else list(entries)
-            missing = [entry for entry in wanted if entry not in header.entries]
-            if missing:
-                raise CheckpointError(
-                    f"checkpoint {reader.path!r} has no entries {missing!r}, expected some of "
-                    f"{sorted(header.entries)!r}"
-                )
+            wanted = format.chosen(entries, header.entries, reader.path)
             return Loaded(
                 name=name,
                 entries={e: format.read_entry(reader, e, header.entries[e]) for e in wanted},
