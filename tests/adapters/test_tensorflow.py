@@ -254,19 +254,6 @@ def test_what_was_looked_at_comes_again_after_a_rewind(whole: list[list[int]]) -
     assert list(batches) == []
 
 
-def test_a_loader_that_was_closed_gives_each_batch_once_after_a_rewind(
-    whole: list[list[int]],
-) -> None:
-    one = loader(epochs=1)
-    one.keep()
-    loop = iter(one)
-    for _ in range(3):
-        next(loop)
-    one.close()
-    one.rewind(1)
-    assert [batch["i"].tolist() for batch in one] == whole[1:STEPS]
-
-
 def test_one_batch_again_and_again_needs_a_cache(whole: list[list[int]]) -> None:
     batches = dataset(loader())
     assert numbers(batches.take(1).cache().repeat(3)) == 3 * whole[:1]
