@@ -15,76 +15,32 @@ import itertools
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 # What link raises on file systems that have no second names, as FAT and some network ones.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 _numbers = itertools.count()
 
 
-class Fs(Protocol):
-    """The calls that feeder makes to a file system.
+class Fs:
+    """The calls that feeder makes to a file system: the operating system's own. It has no state;
+    any thread may use it.
 
-    Folders and open files are descriptors; names are of one component and never followed where they
+    Folders and open files are descriptors; names are of one component and never followed if they
     are symbolic links. Every method raises `OSError`.
     """
 
     def open_folder(self, path: str, inside: int | None = None) -> int:
         """Open a folder: of any path, or of a name inside another folder."""
-
-    def make_folder(self, path: str, inside: int | None = None) -> None:
-        """Make a folder that only its user may enter."""
-
-    def open(self, name: str, folder: int, flags: int = os.O_RDONLY) -> int:
-        """Open a regular file; one that is made only its user may read."""
-
-    def close(self, handle: int) -> None:
-        """Close a file or a folder."""
-
-    def size(self, file: int) -> int:
-        """Its length in bytes."""
-
-    def read_into(self, file: int, buffer: memoryview, at: int) -> int:
-        """Read bytes from offset `at` on; returns how many came."""
-
-    def write(self, file: int, data: memoryview) -> int:
-        """Write bytes at the end of what was written; returns how many went."""
-
-    def fsync(self, handle: int) -> None:
-        """Make a file's bytes durable, or a folder's names."""
-
-    def link(self, old: str, new: str, folder: int) -> None:
-        """Give a file a second name that nothing has yet."""
-
-    def rename(self, old: str, new: str, folder: int) -> None:
-        """Give a file another name, whatever had that before."""
-
-    def unlink(self, name: str, folder: int) -> None:
-        """Take a name away."""
-
-    def list(self, folder: int) -> list[tuple[str, bool]]:
-        """The files and folders in a folder, each with whether it is one; nothing
-        else, and no links."""
-
-    def lock(self, file: int) -> None:
-        """Lock a file against everybody else until it is unlocked or this process ends;
-        `BlockingIOError` where somebody has it."""
-
-    def unlock(self, file: int) -> None:
-        """Let others lock it."""
-
-
-class OsFs:
-    """The operating system's own file system. It has no state; any thread may use it."""
-
-    def open_folder(self, path: str, inside: int | None = None) -> int:
         nofollow = 0 if inside is None else os.O_NOFOLLOW
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | nofollow, dir_fd=inside)
 
     def make_folder(self, path: str, inside: int | None = None) -> None:
+        """Make a folder that only its user may enter."""
         os.mkdir(path, 0o700, dir_fd=inside)
 
     def open(self, name: str, folder: int, flags: int = os.O_RDONLY) -> int:
+        """Open a regular file; one that is made only its user may read."""
         # Without O_NONBLOCK a pipe of that name would wait for somebody at its other end.
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         file = os.open(name, flags, 0o600, dir_fd=folder)
@@ -94,30 +50,40 @@ class OsFs:
         raise OSError(errno.EINVAL, "not a regular file", name)
 
     def close(self, handle: int) -> None:
+        """Close a file or a folder."""
         os.close(handle)
 
     def size(self, file: int) -> int:
+        """Its length in bytes."""
         return os.fstat(file).st_size
 
     def read_into(self, file: int, buffer: memoryview, at: int) -> int:
+        """Read bytes from offset `at` on; returns how many came."""
         return os.preadv(file, [buffer], at)
 
     def write(self, file: int, data: memoryview) -> int:
+        """Write bytes at the end of what was written; returns how many went."""
         return os.write(file, data)
 
     def fsync(self, handle: int) -> None:
+        """Make a file's bytes durable, or a folder's names."""
         os.fsync(handle)
 
     def link(self, old: str, new: str, folder: int) -> None:
+        """Give a file a second name that nothing has yet."""
         os.link(old, new, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
 
     def rename(self, old: str, new: str, folder: int) -> None:
+        """Give a file another name, whatever had that before."""
         os.rename(old, new, src_dir_fd=folder, dst_dir_fd=folder)
 
     def unlink(self, name: str, folder: int) -> None:
+        """Take a name away."""
         os.unlink(name, dir_fd=folder)
 
     def list(self, folder: int) -> list[tuple[str, bool]]:
+        """The files and folders in a folder, each with whether it is one; nothing
+        else, and no links."""
         with os.scandir(folder) as entries:
             return [
                 (entry.name, not is_file)
@@ -127,9 +93,12 @@ class OsFs:
             ]
 
     def lock(self, file: int) -> None:
+        """Lock a file against everybody else until it is unlocked or this process ends;
+        `BlockingIOError` if somebody has it."""
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def unlock(self, file: int) -> None:
+        """Let others lock it."""
         fcntl.flock(file, fcntl.LOCK_UN)
 
 

@@ -9,17 +9,18 @@ from typing import Any, Self
 import numpy as np
 
 from feeder.adapters.datasets import Batched, Ordered, States, check_samples
-from feeder.adapters.loop import EpochLoader, Stream
+from feeder.adapters.loop import EpochLoader
 from feeder.adapters.packing import COLUMNS, Leaf, read_none, unpack
 from feeder.adapters.streams import (
     FEEDS,
     Connection,
-    Function,
     MadeStream,
+    ReadStream,
     executor_settings,
     find_ranks,
     has_row_per_record,
     read_feed,
+    read_function,
     whole,
 )
 from feeder.errors import ConfigError
@@ -37,7 +38,7 @@ class ArrayLoader(EpochLoader):
         shuffle: Whether each epoch is shuffled, by `seed`.
         collate_fn: Makes a batch of a list of samples; by default they are stacked.
         num_workers: Processes that read ahead; 0 is one thread.
-        drop_last: Whether an epoch's last batch is left out where it is shorter, and what does not
+        drop_last: Whether an epoch's last batch is left out if it is shorter, and what does not
             go round all processes.
         prefetch_factor: Batches that are read ahead for each worker.
         seed: Of shuffles, from 0 to 2**64 - 1.
@@ -97,7 +98,7 @@ class ArrayLoader(EpochLoader):
             **executor_settings(num_workers, executor, ()),
         }
         if kind == "source" and not has_row_per_record(dataset):
-            super().__init__(Function.stream(dataset, batched, ranks, settings, epochs), epochs)
+            super().__init__(read_function(dataset, batched, ranks, settings, epochs), epochs)
             return
         stream = MadeStream(
             kind, dataset, batched, ranks, indices=indices, settings=settings, epochs=epochs,
@@ -119,7 +120,7 @@ class ArrayLoader(EpochLoader):
         return tuple(made.values()) if "0" in made else made
 
 
-def _feed_stream(feed: Any, given: dict[str, Any]) -> Stream:
+def _feed_stream(feed: Any, given: dict[str, Any]) -> ReadStream:
     for name, value in given.items():
         if value:
             raise ConfigError(f"{name} is {value!r}: a feed has its own; leave it out")

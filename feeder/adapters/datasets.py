@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, repeat
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -36,9 +36,9 @@ class Batched(NamedTuple):
     """How samples become a batch."""
 
     size: int | None
-    """Samples of a batch; None where each sample is one as it is."""
+    """Samples of a batch; None if each sample is one as it is."""
     drop_last: bool
-    """Whether an epoch's last batch is left out where it is shorter."""
+    """Whether an epoch's last batch is left out if it is shorter."""
     collate: Callable[[list[Any]], Any] | None
     """The user's function; None to stack."""
     read: Read
@@ -46,8 +46,8 @@ class Batched(NamedTuple):
     join: Join = join_none
     """How it stacks small ones."""
     global_size: int | None = None
-    """Samples of the batches of all ranks together, where these stay for any number of ranks; None
-    where the samples of a batch stay."""
+    """Samples of the batches of all ranks together, if these stay for any number of ranks; None if
+    the samples of a batch stay."""
 
     def count(self, samples: int) -> int:
         """The batches of so many samples."""
@@ -61,7 +61,7 @@ class Batched(NamedTuple):
         return {"batch_size": self.size, "drop_last": self.drop_last}
 
     def columns(self, samples: list[Any], name: Callable[[int], str]) -> Columns:
-        """The batch of samples; raises `RecordError` where they make none."""
+        """The batch of samples; raises `RecordError` if they make none."""
         if self.collate is not None:
             given = samples[0] if self.size is None else samples
             try:
@@ -115,23 +115,6 @@ _READ_ONCE = (
 )
 
 
-class Indices(Protocol):
-    """Which samples each batch of an epoch has."""
-
-    def find(self, share: Share, epoch: int, index: int, number: int) -> Any:
-        """The samples of a rank's batch in a round, counted from a batch of the epoch on; None
-        where the epoch has no such round. Any thread."""
-
-    def mark(self, epoch: int, index: int) -> bytes | None:
-        """What a position has to hold beside numbers, where so many batches have been had."""
-
-    def num_batches(self, epoch: int) -> int:
-        """Batches of all ranks in an epoch."""
-
-    def describe(self) -> dict[str, Any]:
-        """What must be equal for a position to fit."""
-
-
 class Ordered:
     """Samples in their order, or in the shuffled one of `feeder.sources`. Never changes, but for
     what the order caches."""
@@ -150,6 +133,8 @@ class Ordered:
         self.__dict__.update(fields, _order=fields["_plan"].make(fields["_seed"]))
 
     def find(self, share: Share, epoch: int, index: int, number: int) -> Any:
+        """The samples of a rank's batch in a round, counted from a batch of the epoch on; None if
+        the epoch has no such round. Any thread."""
         batch = share.batch(number, self.num_batches(epoch), index)
         return None if batch is None else self.samples(epoch, batch)
 
@@ -165,12 +150,15 @@ class Ordered:
         return self._order.places(epoch, sample)
 
     def mark(self, epoch: int, index: int) -> bytes | None:
+        """What a position has to hold beside numbers, when so many batches have been had."""
         return None
 
     def num_batches(self, epoch: int) -> int:
+        """Batches of all ranks in an epoch."""
         return self._batched.count(self.num_samples)
 
     def describe(self) -> dict[str, Any]:
+        """What must be equal for a position to fit."""
         return {"samples": self.num_samples, "shuffle": self._shuffle}
 
 
@@ -189,8 +177,8 @@ for a position in one before."""
 class Sampled:
     """Samples in the order of a sampler, or of a batch sampler, which belongs to this rank alone.
 
-    It is iterated once per epoch, and told which one where it asks (`set_epoch`). Where it draws
-    from a `generator` of PyTorch, it is given one that is seeded by its own seed and the epoch. A
+    It is iterated once per epoch, and told which one if it asks (`set_epoch`). If it draws from
+    a `generator` of PyTorch, it is given one that is seeded by its own seed and the epoch. A
     position holds that seed or the state that the sampler had at the epoch's start, and a digest of
     what it gave since, which a resume compares. The lock guards all fields.
     """
@@ -202,7 +190,7 @@ class Sampled:
         self._sampler, self._batched, self._seed = sampler, batched, seed
         self._gives_batches = is_batch_sampler
         self._make_generator, self._states = make_generator, states
-        # What the samplers of all ranks have alike, where each follows from it and from its rank:
+        # What the samplers of all ranks have alike, if each follows from it and from its rank:
         # then a position of one is a position of all, and their digests differ.
         self._shared = shared
         self._has_state = hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
@@ -285,7 +273,7 @@ class Sampled:
         return by_next(iter(self._sampler))
 
     def _state_at(self, epoch: int) -> bytes | None:
-        """The state of the sampler at an epoch's start; None where it has none."""
+        """The state of the sampler at an epoch's start; None if it has none."""
         if not self._has_state:
             return codec.pack(self._seeds) if any(s is not None for s in self._seeds) else None
         if epoch in self._known:
@@ -344,13 +332,17 @@ class Sampled:
         self.__dict__.update(fields, _lock=threading.Lock())
 
 
+Indices = Ordered | Sampled
+"""Which samples each batch of an epoch has."""
+
+
 def _mixed(seed: int, epoch: int, own: int | None) -> int:
     parts = f"{seed} {epoch}" if own is None else f"{seed} {epoch} {own}"
     return xxhash.xxh3_64_intdigest(parts.encode()) >> 1
 
 
 def _seed_of(part: Any) -> int | None:
-    """The seed of a sampler's own generator; None where it has none."""
+    """The seed of a sampler's own generator; None if it has none."""
     generator: Any = getattr(part, "generator", None)
     return generator.initial_seed() if hasattr(generator, "initial_seed") else None
 
@@ -394,33 +386,39 @@ class MapBatches:
             self._epoch_told = epoch
         if self._batched.size is None:
             wanted = wanted if isinstance(wanted, list) else [wanted]
-        there = call._replace(epoch=epoch)
-        if self._faults.may_skip:
-            samples, left = self._take_sound(list(wanted), there)
-            if left:
-                self._leave_out(left, list(wanted), call)
-                wanted = [one for number, one in enumerate(wanted) if number not in left]
-        else:
-            samples = self._take(list(wanted), there)
+        samples, left = self._take(list(wanted), call._replace(epoch=epoch))
+        if left:
+            self._leave_out(left, wanted, call)
+            wanted = [one for number, one in enumerate(wanted) if number not in left]
         return self._batched.columns(samples, lambda i: f"sample {wanted[i]}")
 
-    def _take_sound(self, wanted: list[Any], call: Call) -> tuple[list[Any], Left]:
-        """The samples that can be read, and what is left out of them."""
-        take = getattr(self._dataset, "__getitems__", None)
-        if take is not None:
-            begin = partial(RECORD_SEEDS.seed, call, _number(wanted[0]))
-            made = read_together(take, wanted, begin)
-            if made is not None:
-                return check_together(list(made), wanted, f"sample {wanted[0]}"), {}
+    def _take(self, wanted: list[Any], call: Call) -> tuple[list[Any], Left]:
+        """The samples, and what is left out of them."""
+        skips, take = self._faults.may_skip, getattr(self._dataset, "__getitems__", None)
+        name = f"sample {wanted[0]}" if wanted else ""
 
-        def read(sample: Any, number: int) -> Any:
-            RECORD_SEEDS.seed(call, _number(sample))
-            return self._dataset[sample]
+        def begin() -> None:
+            RECORD_SEEDS.seed(call, _number(wanted[0]))
 
+        if take is not None and not skips:
+            begin()
+            return check_together(take_together(take, wanted), wanted, name), {}
+        if take is not None and (made := read_together(take, wanted, begin)) is not None:
+            return check_together(list(made), wanted, name), {}
+        if skips:
+            return read_sound(wanted, partial(self._read, call), None)
+        return [self._read(call, sample) for sample in wanted], {}
+
+    def _read(self, call: Call, sample: Any, number: int = 0) -> Any:
+        RECORD_SEEDS.seed(call, _number(sample))
         try:
-            return read_sound(wanted, read, None)
+            return self._dataset[sample]
         except StopIteration as error:
-            raise RecordError(f"{wanted}: one of them raised StopIteration") from error
+            # Passed on, it would end the epoch.
+            raise RecordError(f"sample {sample}: raised StopIteration") from error
+        except Exception as error:
+            error.add_note(f"while reading sample {sample}")
+            raise
 
     def _leave_out(self, left: Left, wanted: list[Any], call: Call) -> None:
         """List what a call leaves out. A batch of which nothing is left is an error: other ranks
@@ -462,24 +460,6 @@ class MapBatches:
             (*self._place_of(Call(call, epoch, 0, 1, 0)), name, why)
             for epoch, call, name, why in left_out
         ])  # fmt: skip
-
-    def _take(self, wanted: list[Any], call: Call) -> list[Any]:
-        take = getattr(self._dataset, "__getitems__", None)
-        if take is not None:
-            RECORD_SEEDS.seed(call, _number(wanted[0]))
-            return check_together(take_together(take, wanted), wanted, f"sample {wanted[0]}")
-        samples = []
-        for sample in wanted:
-            RECORD_SEEDS.seed(call, _number(sample))
-            try:
-                samples.append(self._dataset[sample])
-            except StopIteration as error:
-                # Passed on, it would end the epoch.
-                raise RecordError(f"sample {sample}: raised StopIteration") from error
-            except Exception as error:
-                error.add_note(f"while reading sample {sample}")
-                raise
-        return samples
 
     def describe(self) -> dict[str, Any]:
         """What must be equal for a position to fit."""
@@ -525,9 +505,9 @@ class IteratedBatches:
     """Batches of what is iterated over: `fetch(worker_id, batch_size)` of one worker, which reads
     whole rounds and keeps this rank's batch.
 
-    Where the iterable or its iterator has `state_dict` and `load_state_dict`, a position has that
-    state; else it has the number of samples, and a resume reads so many again. Owned by the thread
-    that calls.
+    If the iterable or its iterator has `state_dict` and `load_state_dict`, a position has that
+    state; otherwise it has the number of samples, and a resume reads so many again. Owned by the
+    thread that calls.
     """
 
     def __init__(
@@ -593,11 +573,11 @@ class IteratedBatches:
         dataset, state = self._dataset, self._state
         if is_told_epochs(dataset):
             dataset.set_epoch(self._call.epoch)
-        owner = dataset if _is_stateful(dataset) else None
+        owner = dataset if is_stateful(dataset) else None
         if owner is not None and state is not None:
             owner.load_state_dict(self._states.unpack(state))
         iterator = iter(dataset)
-        if owner is None and _is_stateful(iterator):
+        if owner is None and is_stateful(iterator):
             owner = iterator
             if state is not None:
                 owner.load_state_dict(self._states.unpack(state))
@@ -627,23 +607,23 @@ class IteratedBatches:
         return self._batched.describe()
 
 
-def _is_stateful(value: Any) -> bool:
+def is_stateful(value: Any) -> bool:
+    """Whether it has both methods: a class may have one for its own ends."""
     return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def warn_of_replay(batches: IteratedBatches) -> None:
-    """Warn where samples are read again, at the user's line."""
-    if batches.is_replayed:
-        warnings.warn(
-            "the loader is resumed by reading the samples again that it had: give the iterable "
-            "state_dict() and load_state_dict(state), or use a data set with __getitem__",
-            ReplayWarning,
-            stacklevel=6,
-        )
+def warn_of_replay(*, stacklevel: int) -> None:
+    """Warn that samples are read again, at the user's line."""
+    warnings.warn(
+        "the loader is resumed by reading the samples again that it had: give the iterable "
+        "state_dict() and load_state_dict(state), or use a data set with __getitem__",
+        ReplayWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def check_samples(dataset: Sequence[Any]) -> int:
-    """The length of a data set; raises `ConfigError` where it has none."""
+    """The length of a data set; raises `ConfigError` if it has none."""
     try:
         length = len(dataset)
     except TypeError as error:

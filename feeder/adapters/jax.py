@@ -23,8 +23,8 @@ import jax
 import numpy as np
 
 from feeder.adapters.arrays import ArrayLoader
-from feeder.adapters.loop import EpochLoader, Mark, every_epoch, from_plain, to_plain
-from feeder.adapters.streams import whole
+from feeder.adapters.loop import EpochLoader, every_epoch, from_plain, to_plain
+from feeder.adapters.streams import Mark, whole
 from feeder.errors import ConfigError
 
 _FILE = "feeder.json"

@@ -10,12 +10,12 @@ import weakref
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from feeder.adapters.asking import Numbers, records_at, when_comes
+from feeder.adapters.asking import records_at, when_comes
+from feeder.adapters.streams import MadeStream, Mark, ReadStream
 from feeder.errors import ConfigError, FeedError, ResumeError, looped_again
 from feeder.workers.stream.batch import Batch
-from feeder.workers.stream.shares import Place
 
 if TYPE_CHECKING:
     from feeder.feeds.records import Rows
@@ -25,68 +25,8 @@ RING = 256
 """How many of the last batches a state may be asked for: far more than anything takes ahead."""
 
 
-class Mark(NamedTuple):
-    """Where a loader stands: after a batch."""
-
-    place: Place
-    at: Any = None
-    """What else its stream needs to go on there."""
-
-
-class Run(Protocol):
-    """A feed that runs from a mark on."""
-
-    def next_epoch(self) -> int | None:
-        """The epoch of the next batch; None after the last."""
-
-    def reaches(self, epoch: int) -> bool:
-        """Whether it gives the batches of an epoch; else another run has them."""
-
-    def take(self, mark: Mark) -> tuple[Batch, Mark]:
-        """The next batch, and where the loader stands after it."""
-
-    def close(self) -> None:
-        """End it."""
-
-
-class Stream(Protocol):
-    """What a loader reads."""
-
-    def begin(self) -> Mark:
-        """Where it begins."""
-
-    def check(self) -> None:
-        """Raise `ConfigError` where a loop would read something else than the loops before."""
-
-    def open(self, mark: Mark) -> tuple[Run, Mark]:
-        """A run from there on, and where that is."""
-
-    def next_epoch(self, mark: Mark) -> Mark:
-        """The start of the next epoch."""
-
-    def leave_epoch(self, run: Run, mark: Mark) -> Run | None:
-        """Go on with the epoch after the mark's; None where a new run is to be opened there."""
-
-    def write(self, mark: Mark) -> dict[str, Any]:
-        """A mark for a trainer's checkpoint."""
-
-    def read(self, state: Any) -> Mark:
-        """The reverse; raises `ResumeError`."""
-
-    def length(self) -> int | None:
-        """Batches of a loop; None where nobody knows."""
-
-    def begin_epoch(self, mark: Mark, epoch: int) -> Mark:
-        """The start of any epoch; raises `ConfigError` where it cannot be begun there."""
-
-    def left(self, mark: Mark) -> int | None:
-        """Batches that the epoch has after a mark; None where nobody knows."""
-
-    def numbers(self) -> Numbers:
-        """What it reads, by numbers; raises `ConfigError` where rows do not follow from these."""
-
-    def close(self) -> None:
-        """End what it has open."""
+Stream = MadeStream | ReadStream
+"""What a loader reads: a feed that it makes of a data set, or one that somebody else has made."""
 
 
 class EpochLoop:
@@ -96,7 +36,7 @@ class EpochLoop:
     def __init__(self, loader: EpochLoader) -> None:
         self._loader = loader
         self.state: Literal["fresh", "running", "over", "left"] = "fresh"
-        """"over" where its epoch has been given, "left" where the loader went on without it."""
+        """"over" once its epoch has been given, "left" if the loader went on without it."""
 
     def __iter__(self) -> EpochLoop:
         return self
@@ -118,20 +58,17 @@ class EpochLoader:
     def __init__(self, stream: Stream, epochs: int | None) -> None:
         self._stream = stream
         self._epochs = epochs
-        self._run: Run | None = None
-        # In a list, so that a finaliser ends the run without keeping the loader.
-        self._open: list[Run] = []
         self._loop: EpochLoop | None = None
         self._is_begun = False
         self._is_exhausted = False
         self._kept: deque[tuple[Batch, Mark]] | None = None
         self._mark = stream.begin()
         self._again: deque[tuple[Batch, Mark]] = deque()
-        """What was taken of the run, and is given by the next loops."""
+        """What was taken of the stream, and is given by the next loops."""
         self._ring: deque[Mark] = deque([self._mark], RING)
         # The places from which on steps are counted through whole epochs.
         self._known = [self._mark.place]
-        weakref.finalize(self, _close, self._open)
+        weakref.finalize(self, stream.stop)
 
     # ---- batches
 
@@ -145,7 +82,7 @@ class EpochLoader:
         return length
 
     def __bool__(self) -> bool:
-        return True  # Else `if loader` would ask for its length.
+        return True  # Otherwise `if loader` would ask for its length.
 
     @property
     def epoch(self) -> int:
@@ -175,7 +112,7 @@ class EpochLoader:
     @property
     def _must_reopen(self) -> bool:
         """Whether the next loop opens a run of its own: nobody has looked for its batches yet."""
-        return self._run is None or not self._run.reaches(self.epoch)
+        return not self._stream.reaches(self.epoch)
 
     def _convert(self, batch: Batch) -> Any:
         """A batch as the framework has it."""
@@ -184,14 +121,13 @@ class EpochLoader:
     def _next(self, loop: EpochLoop) -> Any:
         if loop is not self._loop:
             self._begin(loop)
-        run, mark = self._run, self._mark
-        assert run is not None
+        stream, mark = self._stream, self._mark
         number = self._next_epoch()
         if number != mark.place.epoch:
-            self._is_exhausted = number is None and run.reaches(mark.place.epoch + 1)
+            self._is_exhausted = number is None and stream.reaches(mark.place.epoch + 1)
             self._end()
             raise StopIteration
-        found = batch, after = self._again.popleft() if self._again else run.take(mark)
+        found = batch, after = self._again.popleft() if self._again else stream.take(mark)
         converted = self._convert(batch)
         if self._kept is not None:
             self._kept.append(found)
@@ -203,8 +139,7 @@ class EpochLoader:
 
     def _next_epoch(self) -> int | None:
         """The epoch of the next batch, which is waited for; None after the last."""
-        assert self._run is not None
-        return self._again[0][1].place.epoch if self._again else self._run.next_epoch()
+        return self._again[0][1].place.epoch if self._again else self._stream.epoch_of_next()
 
     def _begin(self, loop: EpochLoop) -> None:
         if loop.state == "over":
@@ -219,13 +154,10 @@ class EpochLoader:
         if self._is_begun:
             # The loop before was left: this one has the next epoch.
             self._leave()
-            run = self._run
             while self._again and self._next_epoch() == mark.place.epoch:
                 self._again.popleft()
-            if run is not None and self._next_epoch() == mark.place.epoch:
-                run = self._stream.leave_epoch(run, mark)
-            if run is None:
-                self._close()
+            if self._stream.reaches(mark.place.epoch) and self._next_epoch() == mark.place.epoch:
+                self._stream.leave_epoch(mark)
             mark = self._stream.next_epoch(mark)
             self._known.append(mark.place)
         self._open_at(mark)
@@ -236,33 +168,30 @@ class EpochLoader:
         if self._epochs is not None and mark.place.epoch >= self._epochs:
             raise looped_again(self._epochs)
         self._stream.check()
-        if self._run is not None and not self._run.reaches(mark.place.epoch):
-            self._close()
-        if self._run is None:
-            before = mark
-            self._run, mark = self._stream.open(mark)
-            self._open.append(self._run)
+        if not self._stream.reaches(mark.place.epoch):
+            # What was taken comes again from there.
+            self._again.clear()
+            before, mark = mark, self._stream.open(mark)
             if self._ring[-1] is before:
                 self._ring[-1] = mark
         self._mark = mark
 
     def peek(self) -> Any:
         """The first batch of the next loop, which that loop still gives; of a data set that is over
-        that of its first epoch. Between loops only; raises `FeedError` where there is none."""
+        that of its first epoch. Between loops only; raises `FeedError` if there is none."""
         if self._is_begun:
             raise FeedError("a loop over the loader has begun: look at its first batch before it")
         if self._epochs is not None and self.epoch >= self._epochs:
-            run, mark = self._stream.open(self._stream.begin())
+            mark = self._stream.open(self._stream.begin())
             try:
-                return self._convert(run.take(mark)[0])
+                return self._convert(self._stream.take(mark)[0])
             finally:
-                run.close()
+                self._stream.stop()
         if not self._again:
             self._open_at(self._mark)
-            assert self._run is not None
-            if self._run.next_epoch() != self._mark.place.epoch:
+            if self._stream.epoch_of_next() != self._mark.place.epoch:
                 raise FeedError(f"epoch {self.epoch} of the loader has no batch to look at")
-            self._again.append(self._run.take(self._mark))
+            self._again.append(self._stream.take(self._mark))
         return self._convert(self._again[0][0])
 
     def _end(self) -> None:
@@ -279,7 +208,7 @@ class EpochLoader:
         """The position after the last batch that was given, for a trainer's checkpoint.
 
         The same for all ranks, and valid for each. `used` is how many batches this rank has used
-        since the start, as `step` counts them, where the trainer takes batches ahead.
+        since the start, as `step` counts them, if the trainer takes batches ahead.
         """
         return self.state_at(self._mark if used is None else self._find(used))
 
@@ -341,7 +270,7 @@ class EpochLoader:
 
     def rewind(self, used: int) -> None:
         """Have the next loop begin after the batch of this step: what was given since comes again.
-        Raises `ResumeError` where it is not kept, and cannot be read again."""
+        Raises `ResumeError` if it is not kept, and cannot be read again."""
         mark, given = self._find(used), self.step - used
         again = [kept for kept in self._kept or () if kept[1].place.step > used]
         if len(again) < given:
@@ -398,9 +327,8 @@ class EpochLoader:
         self._loop = None
 
     def _close(self) -> None:
-        self._run = None
         self._again.clear()
-        _close(self._open)
+        self._stream.stop()
 
     def __enter__(self) -> EpochLoader:
         return self
@@ -463,8 +391,3 @@ def from_plain(state: Any) -> dict[str, Any]:
         raise ResumeError(
             f"the state is {type(state).__name__}, and not what get_state() gives: {error}"
         ) from error
-
-
-def _close(runs: list[Run]) -> None:
-    while runs:
-        runs.pop().close()

@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from operator import index
 from typing import Any, Literal, NamedTuple
 
 from feeder.adapters.asking import Numbers
@@ -25,7 +24,6 @@ from feeder.adapters.datasets import (
     is_told_epochs,
     warn_of_replay,
 )
-from feeder.adapters.loop import Mark, Run
 from feeder.adapters.packing import COLUMNS
 from feeder.api import init_data_input_workers
 from feeder.devices.ondevice import OnDevice
@@ -42,6 +40,7 @@ from feeder.sources import Source
 from feeder.state.snapshot import HISTORY, Snapshot
 from feeder.state.state_dict import STATE_KEY, unpack_state_dict
 from feeder.state.token import step_of
+from feeder.workers.sources.arguments import whole as whole
 from feeder.workers.sources.stores.reading import Faults, Record
 from feeder.workers.stream.batch import Batch, Call
 from feeder.workers.stream.chunks import arrow_chunks, is_table
@@ -56,6 +55,14 @@ Kind = Literal["map", "source", "iterable"]
 _logger = logging.getLogger(__name__)
 
 
+class Mark(NamedTuple):
+    """Where a loader stands: after a batch."""
+
+    place: Place
+    at: Any = None
+    """What else its stream needs to go on there."""
+
+
 def executor_settings(num_workers: int, given: Any, preload: Sequence[str]) -> dict[str, Any]:
     """The settings of a feed that runs so many workers: processes, which import what is preloaded
     once for all, as DataLoader has them; or what is given, or one thread."""
@@ -68,17 +75,6 @@ def executor_settings(num_workers: int, given: Any, preload: Sequence[str]) -> d
     if not num_workers:
         return {"num_threads": 1}
     return {"executor": Processes(num_workers, preload=preload)}
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """A whole number of the user's, also one of NumPy's; raises `ConfigError` for anything else."""
-    try:
-        number = None if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
-    return number
 
 
 class Ranks(NamedTuple):
@@ -162,7 +158,8 @@ class Dealt(OnDevice):
 
 
 class MadeStream:
-    """A feed that is made anew wherever a loader begins; never changes but for its sampler."""
+    """A feed that is made anew wherever a loader begins, and whose numbers count from there. Owned
+    by the loader's thread."""
 
     def __init__(
         self,
@@ -187,9 +184,13 @@ class MadeStream:
         self._ranks, self._share = ranks, (share := ranks.share)
         self._is_told = False
         self._indices, self._settings, self._epochs = indices, settings, epochs
+        # The feed that is open, where it began, and the epoch behind its last one.
+        self._coordinator: Coordinator | None = None
+        self._began = Place()
+        self._end: int | None = None
         # Made and not started: what is wrong is told at once, and it knows what positions mean.
         (stream,) = self._make(Mark(Place()))[NAME].streams
-        # What the data set is now; the positions are of an earlier format where it goes on so.
+        # What the data set is now; the positions are of an earlier format if it goes on so.
         self._given = self._positions = stream.positions
         self._given_dataset = dataset
         if share.drops:
@@ -236,9 +237,11 @@ class MadeStream:
         return self._positions.id.fingerprint
 
     def begin(self) -> Mark:
+        """Where a loader begins."""
         return Mark(Place())
 
     def check(self) -> None:
+        """Raise `ConfigError` if a loop would read something else than the loops before."""
         if not isinstance(self._indices, Ordered):
             return
         then, now = self._indices.num_samples, len(self._dataset)
@@ -248,15 +251,62 @@ class MadeStream:
                 "the loader was made: make another loader"
             )
 
-    def open(self, mark: Mark) -> tuple[Run, Mark]:
+    # ---- the feed that is open
+
+    def open(self, mark: Mark) -> Mark:
+        """Open a feed from there on; returns where that is."""
+        self.stop()
         if isinstance(self._indices, Sampled):
             self._indices.resume(mark.place.epoch, mark.place.index, self._bytes_at(mark))
-        if self._kind == "iterable":
-            warn_of_replay(self._fetch(mark))
+        if self._kind == "iterable" and self._fetch(mark).is_replayed:
+            warn_of_replay(stacklevel=5)
         self._tell()
         coordinator = self._make(mark)
         coordinator.start()
-        return _MadeRun(coordinator, self._share, mark.place, self._epochs_from(mark.place)), mark
+        epochs = self._epochs_from(mark.place)
+        self._began = mark.place
+        self._end = None if epochs is None else mark.place.epoch + epochs
+        self._first: Batch | None = None
+        self._is_looked_at = False
+        self._feed: DeviceFeed = coordinator[NAME].on(0)
+        self._coordinator = coordinator
+        return mark
+
+    def reaches(self, epoch: int) -> bool:
+        """Whether the feed that is open gives the batches of an epoch."""
+        return self._coordinator is not None and (self._end is None or epoch < self._end)
+
+    def epoch_of_next(self) -> int | None:
+        """The epoch of the next batch, which is waited for; None after the last."""
+        if not self._is_looked_at:
+            first = next(self._feed, None)
+            self._is_looked_at = True
+            self._first = None if first is None or is_empty(first.columns) else first
+        number = self._first.epoch if self._first is not None else self._feed.next_epoch()
+        return None if number is None else self._began.epoch + number
+
+    def take(self, mark: Mark) -> tuple[Batch, Mark]:
+        """The next batch, and where the loader stands after it."""
+        batch, self._first = self._first, None
+        if batch is None:
+            batch = next(self._feed)
+        began = self._began
+        index = 0 if batch.epoch else began.index
+        place = Place(began.epoch + batch.epoch, index, mark.place.step - batch.index)
+        return batch, Mark(self._share.after(place, batch.index + 1), batch.place)
+
+    def leave_epoch(self, mark: Mark) -> None:
+        """Go on with the epoch after the mark's."""
+        # A feed that begins there does not make what is left of the epoch.
+        self.stop()
+
+    def stop(self) -> None:
+        """End the feed that is open, if there is one."""
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            coordinator.stop()
+
+    close = stop
 
     def _tell(self) -> None:
         """Say once what this rank reads of an epoch, if it is not all."""
@@ -273,11 +323,8 @@ class MadeStream:
         )  # fmt: skip
 
     def next_epoch(self, mark: Mark) -> Mark:
+        """The start of the next epoch."""
         return Mark(mark.place.after_epoch())
-
-    def leave_epoch(self, run: Run, mark: Mark) -> Run | None:
-        # A feed that begins there does not make what is left of the epoch.
-        return None
 
     def _bytes_at(self, mark: Mark) -> bytes | None:
         """What a mark holds beside numbers."""
@@ -287,6 +334,7 @@ class MadeStream:
         return position.marks[0]
 
     def write(self, mark: Mark) -> dict[str, Any]:
+        """A mark for a trainer's checkpoint."""
         place, at = mark.place, self._bytes_at(mark)
         if self._indices is not None and at is None:
             at = self._indices.mark(place.epoch, place.index)
@@ -313,6 +361,7 @@ class MadeStream:
         return self._share.num if self._batched.global_size is not None else 1
 
     def read(self, state: Any) -> Mark:
+        """The reverse; raises `ResumeError`."""
         check_state(state)
         found = self._given.find_in(unpack_state_dict(state))
         cut = found.cut
@@ -329,6 +378,7 @@ class MadeStream:
         return Mark(Place(cut.epoch, cut.index * self._unit, cut.step), cut.position.marks[0])
 
     def length(self) -> int | None:
+        """Batches of a loop; None if nobody knows."""
         return self._rounds_of(0)
 
     def _rounds_of(self, epoch: int) -> int | None:
@@ -342,6 +392,7 @@ class MadeStream:
         return turns if self._epochs is None else min(turns, self._epochs)
 
     def begin_epoch(self, mark: Mark, epoch: int) -> Mark:
+        """The start of any epoch."""
         # As if all epochs before had been given whole.
         period = self._epochs_that_differ()
         rounds, rest = divmod(epoch, period)
@@ -349,10 +400,12 @@ class MadeStream:
         return Mark(Place(epoch, 0, rounds * sum(in_a_period) + sum(in_a_period[:rest])))
 
     def left(self, mark: Mark) -> int | None:
+        """Batches that the epoch has after a mark; None if nobody knows."""
         num = self._num_batches(mark.place.epoch)
         return None if num is None else self._share.rounds(num, mark.place.index)
 
     def numbers(self) -> Numbers:
+        """What it reads, by numbers; raises `ConfigError` if rows do not follow from these."""
         if why := self._why_unknown():
             raise ConfigError(
                 f"the records of a step of the loader do not follow from numbers: {why}; have each "
@@ -391,11 +444,8 @@ class MadeStream:
         rows: Iterator[int] = self._dataset.rows_of(source, record, call)
         return rows
 
-    def close(self) -> None:
-        """Nothing: its runs are ended by themselves."""
-
     def _num_batches(self, epoch: int) -> int | None:
-        """Batches of all ranks in an epoch, where they are known."""
+        """Batches of all ranks in an epoch; None if nobody knows."""
         try:
             if self._indices is not None:
                 return self._indices.num_batches(epoch)
@@ -404,7 +454,7 @@ class MadeStream:
             return None
 
     def _num_rows(self, epoch: int) -> int:
-        """Rows of all ranks in an epoch; raises `TypeError` where nobody knows."""
+        """Rows of all ranks in an epoch; raises `TypeError` if nobody knows."""
         if self._kind == "source":
             rows: int = self._dataset.rows(epoch, self._batched.size or 1)
             return rows
@@ -421,71 +471,30 @@ def _check_rounds(num_batches: int | None, share: Share, epoch: int) -> None:
         )
 
 
-class _MadeRun:
-    """A running feed, whose numbers count from where it began. Owned by the loader's thread."""
-
-    def __init__(
-        self, coordinator: Coordinator, share: Share, began: Place, epochs: int | None
-    ) -> None:
-        self._coordinator, self._share, self._began = coordinator, share, began
-        self._end = None if epochs is None else began.epoch + epochs
-        self._feed: DeviceFeed = coordinator[NAME].on(0)
-        self._first: Batch | None = None
-        self._is_looked_at = False
-
-    def next_epoch(self) -> int | None:
-        if not self._is_looked_at:
-            first = next(self._feed, None)
-            self._is_looked_at = True
-            self._first = None if first is None or is_empty(first.columns) else first
-        number = self._first.epoch if self._first is not None else self._feed.next_epoch()
-        return None if number is None else self._began.epoch + number
-
-    def reaches(self, epoch: int) -> bool:
-        return self._end is None or epoch < self._end
-
-    def take(self, mark: Mark) -> tuple[Batch, Mark]:
-        batch, self._first = self._first, None
-        if batch is None:
-            batch = next(self._feed)
-        began = self._began
-        index = 0 if batch.epoch else began.index
-        place = Place(began.epoch + batch.epoch, index, mark.place.step - batch.index)
-        return batch, Mark(self._share.after(place, batch.index + 1), batch.place)
-
-    def close(self) -> None:
-        self._coordinator.stop()
-
-
 # ---- feeds of others
 
 
-class Reader(NamedTuple):
-    """A feed or a consumer that is open."""
-
-    batches: EpochReader
-    """Gives its batches."""
-    position: Any
-    """What has its `state_dict` and `load_state_dict`."""
-    start: Callable[[], object] | None = None
-    """Starts it, where it is the loader's own."""
-    close: Callable[[], object] | None = None
-    """Ends it, where it is the loader's own."""
-
-
 class ReadStream:
-    """A feed or a consumer, in whose epochs a loader loops; `again` opens another one at a state.
-    Owned by the loader's thread."""
+    """What a loader reads of a feed or a consumer, in whose epochs it loops. Of each round of its
+    batches one rank has one. Owned by the loader's thread.
+
+    A feed of the user's goes on when the loader ends. `again` makes the loader's own, at a state.
+    """
 
     def __init__(
-        self, reader: Reader, again: Callable[[Any], Reader] | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:  # fmt: skip
-        self._reader, self._again = reader, again
+        self, given: Any, again: Callable[[Any], Any] | None = None, ranks: Ranks | None = None
+    ) -> None:
+        self._again = again
         # None if the rows are those of this process anyway.
-        self._ranks = ranks
+        self._ranks, self._share = ranks, Share() if ranks is None else ranks.share
         self._is_read = False
         self._began: dict[str, Any] = {}
+        self._take_over(given)
+
+    def _take_over(self, given: Any) -> None:
+        self._given, self._position = given, _feed_of(given)
+        self._batches = _reader_of(self._position)
+        self._round: list[Batch] = []
 
     def begin(self) -> Mark:
         return Mark(Place(epoch=-1))
@@ -493,14 +502,14 @@ class ReadStream:
     def check(self) -> None:
         """Nothing: a feed looks after what it reads."""
 
-    def open(self, mark: Mark) -> tuple[Run, Mark]:
+    def open(self, mark: Mark) -> Mark:
         if not self._is_read:
             # Once it is read it says where it stands then.
-            self._began = self._reader.position.state_dict()
-            if self._reader.start is not None:
-                self._reader.start()
+            self._began = self._position.state_dict()
+            if self._again is not None and isinstance(self._given, Coordinator):
+                self._given.start()
         self._is_read = True
-        reader, place = self._reader.batches, mark.place
+        reader, place = self._batches, mark.place
         number = reader.next_epoch()
         if place.epoch < 0:
             # Nobody has said an epoch: it is the one where the feed stands.
@@ -508,23 +517,42 @@ class ReadStream:
         while number is not None and number < mark.place.epoch:
             next(reader)
             number = reader.next_epoch()
-        return _ReadRun(reader, Share() if self._ranks is None else self._ranks.share), mark
+        return mark
+
+    def reaches(self, epoch: int) -> bool:
+        return self._is_read
+
+    def epoch_of_next(self) -> int | None:
+        reader, num = self._batches, self._share.num
+        if num == 1:
+            return reader.next_epoch()
+        while not self._round and (epoch := reader.next_epoch()) is not None:
+            while len(self._round) < num and reader.next_epoch() == epoch:
+                self._round.append(next(reader))
+            if self._share.drops and len(self._round) < num:
+                self._round = []
+        return self._round[0].epoch if self._round else None
+
+    def take(self, mark: Mark) -> tuple[Batch, Mark]:
+        batches, self._round = self._round or [next(self._batches)], []
+        batch = batches[min(self._share.rank, len(batches) - 1)]
+        place = Place(batch.epoch, batches[-1].index + 1, mark.place.step + 1)
+        return batch, Mark(place, batches[-1].place)
+
+    def leave_epoch(self, mark: Mark) -> None:
+        # A feed that others read, too, leaves nothing out: the rest is taken and dropped.
+        while self.epoch_of_next() == mark.place.epoch:
+            self.take(mark)
 
     def next_epoch(self, mark: Mark) -> Mark:
         # The position stays that of the last batch: of a feed no other is known.
         return Mark(mark.place.after_epoch(), mark.at)
 
-    def leave_epoch(self, run: Run, mark: Mark) -> Run | None:
-        # A feed that others read, too, leaves nothing out: the rest is taken and dropped.
-        while run.next_epoch() == mark.place.epoch:
-            run.take(mark)
-        return run
-
     def write(self, mark: Mark) -> dict[str, Any]:
         if mark.at is not None:
             position = {STATE_KEY: mark.at.cut().token()}
         else:
-            position = self._began if self._is_read else self._reader.position.state_dict()
+            position = self._began if self._is_read else self._position.state_dict()
         state = {**position, "epoch": mark.place.epoch, "step": mark.place.step}
         return state if self._ranks is None else self._ranks.note(state)
 
@@ -538,10 +566,10 @@ class ReadStream:
             self._ranks.check(state)
         if self._is_read and self._again is not None:
             self.close()
-            self._reader = self._again(position)
+            self._take_over(self._again(position))
         else:
-            self._reader.position.load_state_dict(position)
-        self._is_read = False
+            self._position.load_state_dict(position)
+        self._is_read, self._round = False, []
         return Mark(Place(state.get("epoch", -1), 0, state.get("step", step_of(token))))
 
     def length(self) -> int | None:
@@ -562,91 +590,51 @@ class ReadStream:
             "ask the feed by the step of its batches, feed.records(batch.step)"
         )
 
-    def close(self) -> None:
-        """End the reader, where it is the loader's own."""
-        if self._reader.close is not None:
-            self._reader.close()
-
-
-class _ReadRun:
-    """A feed or a consumer that is being read; it is not ended with the run. Of each round of its
-    batches one rank has one. Owned by the loader's thread."""
-
-    def __init__(self, reader: EpochReader, share: Share) -> None:
-        self._reader, self._share = reader, share
-        self._round: list[Batch] = []
-
-    def next_epoch(self) -> int | None:
-        if self._share.num == 1:
-            return self._reader.next_epoch()
-        while not self._round and (epoch := self._reader.next_epoch()) is not None:
-            while len(self._round) < self._share.num and self._reader.next_epoch() == epoch:
-                self._round.append(next(self._reader))
-            if self._share.drops and len(self._round) < self._share.num:
-                self._round = []
-        return self._round[0].epoch if self._round else None
-
-    def reaches(self, epoch: int) -> bool:
-        return True
-
-    def take(self, mark: Mark) -> tuple[Batch, Mark]:
-        batches, self._round = self._round or [next(self._reader)], []
-        batch = batches[min(self._share.rank, len(batches) - 1)]
-        place = Place(batch.epoch, batches[-1].index + 1, mark.place.step + 1)
-        return batch, Mark(place, batches[-1].place)
+    def stop(self) -> None:
+        """Nothing: a loop that is left may be gone on from."""
 
     def close(self) -> None:
-        """Nothing."""
+        """End the feed, if it is the loader's own."""
+        if self._again is not None:
+            (self._given.stop if isinstance(self._given, Coordinator) else self._given.close)()
 
 
-class Function:
-    """A pure fetch function, whose columns are known by its first call. Never changes; any thread
-    calls it.
+def read_function(
+    fetch: Callable[[Call], Any], batched: Batched, ranks: Ranks, settings: dict[str, Any],
+    epochs: int | None,
+) -> ReadStream:  # fmt: skip
+    """The rows of a pure fetch function, whose columns are known by its first call, in batches of
+    which each rank takes its own.
 
     A source is one, too. It is read in this way if its rows are not one for each record: then only
     a reader of all rows before a batch knows which rows the batch has.
     """
+    if ranks.share.num > 1:
+        warnings.warn(
+            f"each of the {ranks.share.num} ranks makes all batches, and keeps its own: the "
+            "rows of a batch follow from all rows before it; to make each batch once, serve "
+            "the data (feeder.serve, feeder serve) and use FeedLoader.connect",
+            stacklevel=5,
+        )
+    size = batched.size or 1
+    first = fetch(Call(0, 0, 0, size, settings["seed"]))
+    if is_table(first):
+        first = arrow_chunks().to_chunk(first)
+    if not isinstance(first, (Mapping, tuple, list)):
+        raise ConfigError(
+            f"dataset is a function and gave a {type(first).__name__}, expected a list, tuple "
+            "or dict of arrays"
+        )
+    names = list(first if isinstance(first, Mapping) else map(str, range(len(first))))
 
-    def __init__(self, fetch: Callable[[Call], Any], settings: dict[str, Any]) -> None:
-        self._fetch, self._settings = fetch, settings
-        first = fetch(Call(0, 0, 0, settings["batch_size"], settings["seed"]))
-        if is_table(first):
-            first = arrow_chunks().to_chunk(first)
-        if not isinstance(first, (Mapping, tuple, list)):
-            raise ConfigError(
-                f"dataset is a function and gave a {type(first).__name__}, expected a list, tuple "
-                "or dict of arrays"
-            )
-        self._names = list(first if isinstance(first, Mapping) else map(str, range(len(first))))
-
-    def open(self, resume: Any) -> Reader:
-        """A feed of it, at a position."""
-        coordinator = init_data_input_workers(
-            self._names, self._fetch, resume=resume, coordinator=Coordinator(), writable=True,
-            input_source_name=NAME, **self._settings,
+    def again(resume: Any) -> Coordinator:
+        return init_data_input_workers(
+            names, fetch, resume=resume, coordinator=Coordinator(), writable=True,
+            input_source_name=NAME, batch_size=size, epochs=epochs,
+            last_batch="drop" if batched.drop_last else "keep", **settings,
         )  # fmt: skip
-        feed = coordinator[NAME]
-        return Reader(feed.on(0), feed, coordinator.start, coordinator.stop)
 
-    @classmethod
-    def stream(
-        cls, fetch: Any, batched: Batched, ranks: Ranks, settings: dict[str, Any],
-        epochs: int | None,
-    ) -> ReadStream:  # fmt: skip
-        """A stream of its rows in batches, of which each rank takes its own."""
-        if ranks.share.num > 1:
-            warnings.warn(
-                f"each of the {ranks.share.num} ranks makes all batches, and keeps its own: the "
-                "rows of a batch follow from all rows before it; to make each batch once, serve "
-                "the data (feeder.serve, feeder serve) and use FeedLoader.connect",
-                stacklevel=5,
-            )
-        last_batch = "drop" if batched.drop_last else "keep"
-        function = cls(
-            fetch, {**settings, "batch_size": batched.size or 1, "last_batch": last_batch,
-                    "epochs": epochs},
-        )  # fmt: skip
-        return ReadStream(function.open(None), function.open, ranks)
+    return ReadStream(again(None), again, ranks)
 
 
 def has_row_per_record(source: Source) -> bool:
@@ -655,20 +643,22 @@ def has_row_per_record(source: Source) -> bool:
     return not (traits.may_skip or traits.filters or traits.is_last or traits.one_per_call)
 
 
-class Connection:
-    """A served feed. Owned by the loader's thread."""
+class Connection(NamedTuple):
+    """A served feed, which `FeedLoader.connect` reads."""
 
-    def __init__(self, addresses: Any, options: dict[str, Any]) -> None:
-        self._addresses, self._options = addresses, {"writable": True, **options}
+    addresses: Any
+    options: dict[str, Any]
+    """Of `feeder.connect`."""
 
-    def open(self, resume: Any) -> Reader:
+    def open(self, resume: Any) -> Consumer:
         """A consumer of it, at a position."""
         # Only loaders that connect need the service.
         from feeder.service.client.connect import connect
 
-        options = self._options if resume is None else {**self._options, "resume": resume}
-        consumer = connect(self._addresses, **options)
-        return Reader(consumer, consumer, close=consumer.close)
+        options = {"writable": True, **self.options}
+        return connect(
+            self.addresses, **(options if resume is None else options | {"resume": resume})
+        )
 
 
 FEEDS = (Feed, DeviceFeed, Consumer, Coordinator, Connection)
@@ -676,27 +666,35 @@ FEEDS = (Feed, DeviceFeed, Consumer, Coordinator, Connection)
 
 
 def read_feed(dataset: Any) -> ReadStream:
-    """The stream of a feed, of a consumer, or of a server to connect to."""
+    """What a loader reads of a feed, of a consumer, or of a server to connect to."""
     if isinstance(dataset, Connection):
         return ReadStream(dataset.open(None), dataset.open)
-    if isinstance(dataset, Coordinator):
-        (name,) = list(dataset) if len(dataset) == 1 else (None,)
-        if name is None:
-            raise ConfigError(f"dataset is {dataset!r}, expected one of its feeds")
-        dataset = dataset[name]
-    if isinstance(dataset, Feed):
-        return ReadStream(Reader(dataset.on(0) if len(dataset.devices) == 1 else _several(dataset),
-                                 dataset))  # fmt: skip
-    return ReadStream(Reader(dataset, dataset))
+    return ReadStream(dataset)
 
 
-def _several(feed: Feed) -> Any:
-    raise ConfigError(f"feed {feed.name!r} has devices {feed.devices!r}: give one queue of it, "
-                      "served and connected to by each rank")  # fmt: skip
+def _feed_of(given: Any) -> Any:
+    """The feed of a coordinator; anything else as it is."""
+    if not isinstance(given, Coordinator):
+        return given
+    if len(given) != 1:
+        raise ConfigError(f"dataset is {given!r}, expected one of its feeds")
+    (name,) = given
+    return given[name]
+
+
+def _reader_of(given: Any) -> EpochReader:
+    """What gives the batches of a feed or of a consumer."""
+    if not isinstance(given, Feed):
+        reader: EpochReader = given
+        return reader
+    if len(given.devices) != 1:
+        raise ConfigError(f"feed {given.name!r} has devices {given.devices!r}: give one queue of "
+                          "it, served and connected to by each rank")  # fmt: skip
+    return given.on(0)
 
 
 def check_state(state: Any) -> None:
-    """Raise `ResumeError` where a state is another loader's."""
+    """Raise `ResumeError` if a state is another loader's."""
     if isinstance(state, dict) and STATE_KEY not in state:
         theirs = {"_snapshot", "_sampler_iter_state", "_num_yielded", "_iterator_finished"}
         if theirs & state.keys():

@@ -27,7 +27,8 @@ import numpy as np
 import tensorflow as tf
 
 from feeder.adapters.arrays import ArrayLoader
-from feeder.adapters.loop import EpochLoop, Mark, from_plain, to_plain
+from feeder.adapters.loop import EpochLoop, from_plain, to_plain
+from feeder.adapters.streams import Mark
 from feeder.errors import ConfigError, FeedError
 
 _NOBODY_SAID = -1
@@ -256,7 +257,7 @@ class Used:
         self._step.assign(tf.cast(step, tf.int64))
 
     def numpy(self) -> int:
-        """The step; -1 where nobody has said one."""
+        """The step; -1 if nobody has said one."""
         return int(self._step.numpy())
 
 
@@ -274,7 +275,7 @@ class FeedState(tf.train.experimental.PythonState):
 
     @property
     def step(self) -> int:
-        """The batches that were used since the start. Raises `ConfigError` where batches were
+        """The batches that were used since the start. Raises `ConfigError` if batches were
         given, and nobody has said which of them were used."""
         used = self.used.numpy()
         if used != _NOBODY_SAID:

@@ -19,7 +19,7 @@ nothing is unpickled. Sizes are compared with that of the file before anything i
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -167,6 +167,17 @@ def read_bytes(reader: Reader, num_bytes: int, at: int) -> bytearray:
     data = bytearray(num_bytes)
     reader.read_into(memoryview(data), at)
     return data
+
+
+def chosen(entries: Iterable[str] | None, known: Collection[str], path: str) -> list[str]:
+    """The names of the entries that are wanted, by default all; raises `CheckpointError` if one of
+    them is not there."""
+    wanted = list(known if entries is None else entries)
+    if missing := [entry for entry in wanted if entry not in known]:
+        raise CheckpointError(
+            f"checkpoint {path!r} has no entries {missing!r}, expected some of {sorted(known)!r}"
+        )
+    return wanted
 
 
 def read_header(reader: Reader) -> Header:

@@ -7,8 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from feeder.checkpoint import format
@@ -16,9 +15,10 @@ from feeder.checkpoint.feed_meta import SNAPSHOT_ENTRY, make_meta
 from feeder.checkpoint.format import DamagedError, Header, Loaded, Reader, Receipt
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name, check_prefix, check_writer, in_order
+from feeder.checkpoint.objects import ObjectFolder
 from feeder.checkpoint.tolerate import is_unreadable, skip_damaged, tolerate_failed_removal
 from feeder.closing import Closing
-from feeder.durable import Fs, OsFs
+from feeder.durable import Fs
 from feeder.errors import CheckpointError, ConfigError, SnapshotFormatError
 from feeder.state.snapshot import Snapshot
 from feeder.workers import forks
@@ -30,49 +30,21 @@ from feeder.workers.public import public
 OBJECT_STORES = ("s3", "gs", "az", "memory")
 
 
-class Backend(Protocol):
-    """Bytes by name. Every method raises `CheckpointError`."""
-
-    def path_of(self, name: str) -> str:
-        """Where it lies, for messages."""
-
-    def claim(self) -> None:
-        """Get what writing needs."""
-
-    def create(self, name: str, parts: list[Any]) -> None:
-        """Write it once; durable when it returns."""
-
-    def remove(self, name: str) -> None:
-        """Take it away."""
-
-    def open(self, name: str) -> AbstractContextManager[Reader]:
-        """Its bytes, for a block."""
-
-    def names(self, prefix: str, after: str = "") -> list[str]:
-        """The names that begin so, of whatever can be a checkpoint by its name; only those that
-        come after a name, as texts. Nothing is opened for it."""
-
-    def close(self) -> None:
-        """Let go of what writing needs."""
-
-    def after_fork(self) -> None:
-        """This is a forked child."""
+Backend = LocalFolder | ObjectFolder
+"""Bytes by name. Every method raises `CheckpointError`."""
 
 
 def open_backend(url: str, writer: str, retry_s: float, fs: Fs | None) -> Backend:
     """The backend that a URL means; touches nothing. Raises `ConfigError`."""
     scheme, separator, _ = url.partition("://")
     if not separator:
-        return LocalFolder(_checked(url), writer, fs or OsFs())
+        return LocalFolder(_checked(url), writer, fs or Fs())
     if scheme == "file":
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost"):
             raise ConfigError(f"{url!r} names host {parts.netloc!r}, expected file:///PATH")
-        return LocalFolder(_checked(unquote(parts.path)), writer, fs or OsFs())
+        return LocalFolder(_checked(unquote(parts.path)), writer, fs or Fs())
     if scheme in OBJECT_STORES and url[len(scheme) + 3 :].strip("/"):
-        # Imported here: a folder needs neither obstore nor what it loads.
-        from feeder.checkpoint.objects import ObjectFolder
-
         return ObjectFolder(url, retry_s)
     raise ConfigError(
         f"{url!r} cannot be the place of checkpoints, expected a path, file:///PATH, "
@@ -172,13 +144,7 @@ class CheckpointStore(Closing):
         """Read a checkpoint, or only some of its entries, all of which must be there."""
         with self._reader(name) as reader:
             header = format.read_header(reader)
-            wanted = list(header.entries) if entries is None else list(entries)
-            missing = [entry for entry in wanted if entry not in header.entries]
-            if missing:
-                raise CheckpointError(
-                    f"checkpoint {reader.path!r} has no entries {missing!r}, expected some of "
-                    f"{sorted(header.entries)!r}"
-                )
+            wanted = format.chosen(entries, header.entries, reader.path)
             return Loaded(
                 name=name,
                 entries={e: format.read_entry(reader, e, header.entries[e]) for e in wanted},

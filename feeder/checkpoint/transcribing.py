@@ -137,7 +137,7 @@ class Transcript:
 
     def _make(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
-        fs = durable.OsFs()
+        fs = durable.Fs()
         with (
             durable.opened(fs, fs.open_folder(self._folder)) as folder,
             contextlib.suppress(FileExistsError),

@@ -10,7 +10,7 @@ import secrets
 import socket
 import struct
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import zmq
@@ -33,13 +33,6 @@ def memory_of(frame: Any) -> Any:
     return memory.copy() if memory.nbytes < _COPIED_BYTES or address % 8 else memory
 
 
-class _Peer(NamedTuple):
-    """An actor that has come in. Owner: the receiving thread."""
-
-    wire: Wire
-    generation: int
-
-
 class Ports:
     """Where actors come in: a unix socket, and a ROUTER that knows their keys.
 
@@ -52,7 +45,8 @@ class Ports:
         """Who may come in, by public key: the actor's generation."""
         self.name = b""
         """Of the unix socket."""
-        self._peers: dict[int, _Peer] = {}
+        # Of the actors that have come in, by generation, and the reverse by descriptor.
+        self._wires: dict[int, Wire] = {}
         self._by_descriptor: dict[int, int] = {}
         self._strangers: dict[int, socket.socket] = {}
         self._wakes = threading.Lock()
@@ -171,16 +165,16 @@ class Ports:
 
     def add(self, wire: Wire, generation: int) -> None:
         """Listen to an actor on this host."""
-        self._peers[generation] = _Peer(wire, generation)
+        self._wires[generation] = wire
         self._by_descriptor[wire.sock.fileno()] = generation
         self._poller.register(wire.sock.fileno(), zmq.POLLIN)
 
     def remove(self, generation: int) -> None:
         """Listen to it no more."""
-        peer = self._peers.pop(generation, None)
-        if peer is not None and peer.wire.sock.fileno() >= 0:
-            del self._by_descriptor[peer.wire.sock.fileno()]
-            self._poller.unregister(peer.wire.sock.fileno())
+        wire = self._wires.pop(generation, None)
+        if wire is not None and (descriptor := wire.sock.fileno()) >= 0:
+            del self._by_descriptor[descriptor]
+            self._poller.unregister(descriptor)
 
     def drop_sockets(self) -> None:
         """Close what the receiving thread owns."""

@@ -181,11 +181,12 @@ class ProcessExecution:
             fetch.count_skipped(made.skipped, made.left_out)
         return made
 
-    def call_again(self, call: Call) -> Any:
-        """The chunk of a call of a pure function that was made before."""
+    def call_again(self, call: Call, *, counts: bool = False) -> Any:
+        """The chunk of a call of a pure function that was made before, or is made now if it
+        `counts`."""
         return self.only(
             lambda most_deaths: self.call_index(
-                call.index, call.epoch, call.batch_size, 1, most_deaths, counts=False
+                call.index, call.epoch, call.batch_size, 1, most_deaths, counts=counts
             )
         )
 
@@ -310,12 +311,7 @@ class _PureFunction:
         self._execution = execution
 
     def __call__(self, call: Call) -> Any:
-        execution = self._execution
-        return execution.only(
-            lambda most_deaths: execution.call_index(
-                call.index, call.epoch, call.batch_size, 1, most_deaths
-            )
-        )
+        return self._execution.call_again(call, counts=True)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -82,13 +82,8 @@ class Interval:
     # ---- rates
 
     @property
-    def made_per_s(self) -> float:
-        """Batches made a second."""
-        return self._grown("batches") / self.seconds
-
-    @property
     def bytes_per_s(self) -> float:
-        """Bytes in them a second."""
+        """Bytes a second in the batches that were made."""
         return self._grown("bytes") / self.seconds
 
     @property
@@ -113,7 +108,7 @@ class Interval:
         return sum(worker.rows for worker in self.after.workers) / max(1, calls)
 
     def of_store(self, name: str) -> float:
-        """How much a figure of the stores has grown; 0 where none is read from."""
+        """How much a figure of the stores has grown; 0 if none is read from."""
         old, new = self._before and self._before.store, self.after.store
         return float((getattr(new, name) if new else 0) - (getattr(old, name) if old else 0))
 

@@ -66,7 +66,7 @@ _LONGEST_PATH = 255
 _LOOK_BYTES = 1024 * 1024
 """The most that is read of a file that is no snapshot."""
 
-_FS = durable.OsFs()
+_FS = durable.Fs()
 
 Rows = tuple[NDArray[Any], ...]
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from feeder.durable import OsFs
+from feeder.durable import Fs
 
 KINDS = {
     "open": ("open", "open_folder"),
@@ -22,7 +22,7 @@ KINDS = {
 """Kinds of calls, and the methods of an `Fs` that make them."""
 
 
-class FailingFs(OsFs):
+class FailingFs(Fs):
     """The operating system's, but for the `number`-th call of a kind, counted from 1, which fails
     with `error`; with `lasting` so do all after it."""
 
@@ -46,7 +46,7 @@ class FailingFs(OsFs):
         return called
 
 
-class ShortFs(OsFs):
+class ShortFs(Fs):
     """The operating system's, but each write takes only a few bytes, and each read gives few."""
 
     def write(self, file: int, data: memoryview) -> int:

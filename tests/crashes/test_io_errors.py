@@ -17,7 +17,7 @@ import parts
 from crashes.failing import KINDS, FailingFs, ShortFs
 from crashes.positions import snapshot_at, step_of
 from feeder.checkpoint.store import CheckpointStore
-from feeder.durable import Fs, OsFs
+from feeder.durable import Fs
 from feeder.job import JobRunner, LocalSession, MultiNodeCheckpointManager, epoch_limiter
 from jobs import TOTALS
 from small import Pure, ids, make
@@ -69,7 +69,7 @@ def test_whichever_call_fails_the_one_before_loads_and_nothing_is_left_over(
             assert str(folder) in str(failed)
         # A temporary file that cannot be removed is removed by the next writer.
         assert kind == "unlink" or not partials(folder)
-        assert try_to_save(folder, OsFs()) is None
+        assert try_to_save(folder, Fs()) is None
         assert step_of(CheckpointStore(folder).load()) == 3
         assert not partials(folder)
     assert number > 1, "no call of this kind was ever made"
@@ -150,7 +150,7 @@ def test_what_is_written_and_read_bit_by_bit_is_the_same(tmp_path: Path) -> None
 
 
 def test_a_file_system_without_second_names_writes_once_too(tmp_path: Path) -> None:
-    class LinklessFs(OsFs):
+    class LinklessFs(Fs):
         def link(self, old: str, new: str, folder: int) -> None:
             raise OSError(errno.EPERM, "no links here")
 
@@ -234,7 +234,7 @@ def test_whichever_call_fails_the_newest_that_was_saved_loads(
         disk = FailingFs(kind, number, errno.ENOSPC, lasting=lasting)
         with monkeypatch.context() as patch:
             for module in ("checkpoint.store", "job.checkpoints.lmdbs"):
-                patch.setattr(f"feeder.{module}.OsFs", lambda disk=disk: disk)
+                patch.setattr(f"feeder.{module}.Fs", lambda disk=disk: disk)
             failed = run_job(folder, db_type)
         if not disk.num_failed:
             break

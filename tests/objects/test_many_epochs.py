@@ -13,7 +13,7 @@ import pytest
 import feeder
 import jobs
 from feeder.checkpoint.store import CheckpointStore
-from feeder.durable import OsFs
+from feeder.durable import Fs
 from feeder.job import (
     JobRunner,
     LocalHostSession,
@@ -88,18 +88,18 @@ def test_a_folder_is_not_looked_through_again_at_each_save(
 ) -> None:
     listed: list[str] = []
 
-    def listing(fs: OsFs, folder: int) -> list[tuple[str, bool]]:
+    def listing(fs: Fs, folder: int) -> list[tuple[str, bool]]:
         found = list_folder(fs, folder)
         listed.extend(name for name, _ in found)
         return found
 
-    list_folder = OsFs.list
+    list_folder = Fs.list
     session, _ = with_epochs(10, str(tmp_path), db_type=db_type)
     with session:
         manager = MultiNodeCheckpointManager(tmp_path, db_type)
         session.run(manager.init(NODES))
         save(session, manager, 10)  # the first of a run looks for what a killed one has left
-        monkeypatch.setattr(OsFs, "list", listing)
+        monkeypatch.setattr(Fs, "list", listing)
         save(session, manager, 11)
     assert listed == ["trainer_0.0000000002"]
 

@@ -14,7 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from feeder.workers.errors import (
     CallLost,
@@ -150,40 +150,6 @@ def begin_anew(fetch: Any, cursor: Any, worker_ids: Iterable[int]) -> None:
 logger = logging.getLogger("feeder")
 
 
-class PartitionCalls(Protocol):
-    """The calls of one partition: of a pure function, which any number of threads make at once, or
-    of one worker, which one thread at a time makes."""
-
-    def put_back(self) -> Iterable[float]:
-        """Bring a new fetch function to where the stream goes on, step by step. After each step the
-        caller waits for as many seconds as it gives, and may stop."""
-
-    def begin(self, ticket: Ticket) -> Callable[[int], Any]:
-        """What makes the call of a number, of those of the ticket in order. It may raise anything,
-        StopIteration at the epoch's end."""
-
-    def mark(self) -> bytes:
-        """The cursor after the last call, as bytes."""
-
-    def undo(self) -> None:
-        """Put the fetch function back to before a call that raised."""
-
-
-def make_calls(
-    spec: StreamSpec, run: RunSpec, start: Position, *, resumed: bool,
-    places: Placement | None = None,
-) -> Sequence[PartitionCalls]:  # fmt: skip
-    """The calls of each partition of a stream that begins at `start`; if it is `resumed` a stream
-    may have been there before. `places` says where calls may write their rows."""
-    if spec.pure:
-        return [IndexCalls(spec, places)]
-    # The bytes of each worker's cursor: a token holds all cursors.
-    sizes = [0] * spec.num_workers
-    return [
-        WorkerCalls(spec, run, start, number, resumed, sizes) for number in range(spec.num_workers)
-    ]
-
-
 class IndexCalls:
     """Calls of `fetch(call)`. Never changes; fetcher threads use it."""
 
@@ -194,10 +160,14 @@ class IndexCalls:
         self._rows_asked, self._seed = spec.rows_asked, spec.seed
 
     def put_back(self) -> Iterable[float]:
-        """Nothing: a pure function is called with the index to go on at."""
+        """Bring a new fetch function to where the stream goes on, step by step. After each step the
+        caller waits for as many seconds as it gives, and may stop. A pure function is called with
+        the index to go on at."""
         return ()
 
     def begin(self, ticket: Ticket) -> Callable[[int], Any]:
+        """What makes the call of a number, of those of the ticket in order. It may raise anything,
+        StopIteration at the epoch's end."""
         fetch, places, epoch = self._fetch, self._places, ticket.epoch
         first_worker_id, num_workers = self._first_worker_id, self._num_workers
         rows_asked, seed = self._rows_asked, self._seed
@@ -216,10 +186,12 @@ class IndexCalls:
         return make
 
     def mark(self) -> bytes:
+        """The cursor after the last call, as bytes."""
         return b""
 
     def undo(self) -> None:
-        """Nothing: the same call is made again."""
+        """Put the fetch function back to before a call that raised: to make a pure one again is
+        enough."""
 
 
 class WorkerCalls:
@@ -320,6 +292,26 @@ class WorkerCalls:
     def _seek(self) -> None:
         assert self._last_mark is not None and self._spec.seek is not None
         self._spec.seek(self._worker_id, self._run.decode_cursor(self._last_mark))
+
+
+PartitionCalls = IndexCalls | WorkerCalls
+"""The calls of one partition: of a pure function, which any number of threads make at once, or of
+one worker, which one thread at a time makes."""
+
+
+def make_calls(
+    spec: StreamSpec, run: RunSpec, start: Position, *, resumed: bool,
+    places: Placement | None = None,
+) -> Sequence[PartitionCalls]:  # fmt: skip
+    """The calls of each partition of a stream that begins at `start`; if it is `resumed` a stream
+    may have been there before. `places` says where calls may write their rows."""
+    if spec.pure:
+        return [IndexCalls(spec, places)]
+    # The bytes of each worker's cursor: a token holds all cursors.
+    sizes = [0] * spec.num_workers
+    return [
+        WorkerCalls(spec, run, start, number, resumed, sizes) for number in range(spec.num_workers)
+    ]
 
 
 def fetch_again(

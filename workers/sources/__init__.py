@@ -16,14 +16,8 @@ from feeder.workers.sources.packing import pack, packing_efficiency
 from feeder.workers.sources.pictures import decode_image
 from feeder.workers.sources.shards import jsonl, tfrecord, webdataset
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.stores.reading import (
-    LeftOut,
-    Piece,
-    Record,
-    RecordError,
-    Records,
-    Seen,
-)
+from feeder.workers.sources.stores.reading import LeftOut, Piece, Record, RecordError, Seen
+from feeder.workers.sources.stores.records import Records
 from feeder.workers.sources.tables import arrow, hf, parquet
 from feeder.workers.sources.token_files import tokens
 

@@ -15,8 +15,8 @@ from feeder.workers.public import public
 from feeder.workers.sources.arguments import PathLike
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.steps.rows import split
 from feeder.workers.sources.stores.reading import Columns, empty_for, has_place
+from feeder.workers.sources.stores.records import Records, split
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import is_masked, native
 
@@ -130,7 +130,7 @@ def _together(indices: NDArray[np.int64]) -> Any:
     return indices
 
 
-class ArrayRecords:
+class ArrayRecords(Records):
     """Rows of arrays. They are handed on as views where they lie together, else copied. Read-only:
     any thread reads."""
 

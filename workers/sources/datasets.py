@@ -24,8 +24,8 @@ from feeder.workers.sources.collate import Collate, check_collate, make_columns
 from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.source import Source
-from feeder.workers.sources.steps.rows import LEFT_OUT, split
 from feeder.workers.sources.stores.reading import Columns, Faults, OnError, RecordError
+from feeder.workers.sources.stores.records import LEFT_OUT, Records, split
 from feeder.workers.stream.batch import Call
 
 
@@ -183,10 +183,12 @@ def check_together(made: list[Any] | None, records: Sequence[int], first: str) -
     return made
 
 
-class SampleRecords:
+class SampleRecords(Records):
     """Samples of what can be indexed, such as a dataset; `samples_of` gives that for a call.
     Read-only; any fetcher thread calls it. `one_by_one`: where the generators are seeded for each
     record, samples are not taken at once, since a function of the user's makes each."""
+
+    kind = ""
 
     def __init__(
         self,
@@ -260,7 +262,7 @@ class SampleRecords:
         return self._take_each(samples, records, call) if made is None else made
 
     def _take_at_once(self, samples: Any, records: list[int]) -> list[Any] | None:
-        """Samples of a dataset that gives several at a time; None where it does not."""
+        """Samples of a dataset that gives several at a time; None if it does not."""
         take = getattr(samples, "__getitems__", None)
         if take is None or (self._one_by_one and RECORD_SEEDS.are_on):
             return None

@@ -31,7 +31,8 @@ from feeder.workers.sources.steps.routed import (
     concatenated,
 )
 from feeder.workers.sources.steps.rows import Step
-from feeder.workers.sources.stores.reading import Columns, Records
+from feeder.workers.sources.stores.reading import Columns
+from feeder.workers.sources.stores.records import Records
 from feeder.workers.stream.batch import Call
 
 Told = Mapping[str, Any]
@@ -165,9 +166,10 @@ _NUM_RECORDS = re.compile(r"(?:^|, )(\d+) (?:records|samples)\b")
 """How a description says how many records a file has, if it does."""
 
 
-class Numbered:
+class Numbered(Records):
     """Records of which the numbers alone are known, and of some their files. Never changes."""
 
+    kind = ""
     skipped = 0
     may_skip = False
 

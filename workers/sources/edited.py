@@ -40,8 +40,8 @@ from feeder.workers.sources.orders.options import OrderPlan
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.steps.ragged import Windowed
 from feeder.workers.sources.steps.routed import Excluding, Routed
-from feeder.workers.sources.steps.rows import Traits, apply
-from feeder.workers.sources.stores.reading import Columns, Records
+from feeder.workers.sources.stores.reading import Columns
+from feeder.workers.sources.stores.records import Records, Traits
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.position import Cut
 from feeder.workers.stream.spec import StreamSpec
@@ -109,9 +109,10 @@ def _changing(core: _Core, sets: Sequence[Selection], changes: Sequence[Change])
     return source
 
 
-class Gone:
+class Gone(Records):
     """The records of a source that has been taken out and is not given any more."""
 
+    kind = ""
     skipped = 0
     may_skip = False
     traits = Traits()
@@ -166,7 +167,7 @@ class _EditedRecords(Routed):
 
     def applied(self, step: Callable[[Records], Records]) -> _EditedRecords:
         """The same with a step below it."""
-        parts = [apply(step, part) for part in self.parts]
+        parts = [part.applied(step) for part in self.parts]
         return _EditedRecords(parts, self.route, self.tags, self.seeds)  # type: ignore[arg-type]
 
 

@@ -26,6 +26,7 @@ from feeder.workers.sources.far.paths import Far, FarPath
 from feeder.workers.sources.pictures import ONE_SIZE, PictureOptions, Pictures, take_pictures
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.reading import Columns, Faults, OnError, stack
+from feeder.workers.sources.stores.records import Records
 from feeder.workers.stream.batch import Call
 
 _SUFFIXES = (
@@ -81,7 +82,7 @@ def image_folder(
     return Source(read, list_shuffle=True, **order)
 
 
-class ImageRecords:
+class ImageRecords(Records):
     """The images of a folder of class folders. Listed once, then read-only: any thread reads."""
 
     kind = "image_folder"

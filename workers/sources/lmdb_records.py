@@ -7,9 +7,10 @@ from typing import Any
 from feeder.workers.sources.blobs import BlobColumn
 from feeder.workers.sources.stores.lmdb_store import LmdbStore
 from feeder.workers.sources.stores.reading import Faults, OnError
+from feeder.workers.sources.stores.records import Records
 
 
-class LmdbRecords:
+class LmdbRecords(Records):
     """Records of LMDB folders, with or without an image column. Read-only: any thread reads."""
 
     def __init__(self, store: LmdbStore, column: BlobColumn | None, on_error: OnError) -> None:

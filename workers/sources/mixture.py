@@ -41,7 +41,7 @@ from feeder.workers.sources.source import Source, as_part
 from feeder.workers.sources.steps import rows
 from feeder.workers.sources.steps.routed import Numbers, Places, Route, Routed
 from feeder.workers.sources.steps.walked import Unit, Walked
-from feeder.workers.sources.stores.reading import Records
+from feeder.workers.sources.stores.records import Records
 from feeder.workers.stream.batch import Call
 
 Weights = Mapping[str, float]

@@ -25,14 +25,7 @@ from feeder.workers.sources.orders.options import OrderOptions
 from feeder.workers.sources.orders.sharding import Sharding
 from feeder.workers.sources.source import Source, as_part
 from feeder.workers.sources.steps.ragged import GROUP, Stretch, Windowed, items
-from feeder.workers.sources.steps.rows import (
-    LEFT_OUT,
-    name_in,
-    origins,
-    samples_of,
-    size_in,
-    traits_of,
-)
+from feeder.workers.sources.steps.rows import size_in
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import (
     NOW,
@@ -41,9 +34,9 @@ from feeder.workers.sources.stores.reading import (
     Piece,
     ReadOnce,
     RecordError,
-    Records,
     masked_error,
 )
+from feeder.workers.sources.stores.records import LEFT_OUT, Records
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import is_masked
 
@@ -103,7 +96,7 @@ def pack(
     window is packed by itself, so a feed resumes by packing one window, and holds no open rows.
 
     Columns, each of (rows, seq_len), by name: `tokens`, of the documents' dtype, `pad` where there
-    is none; `segment_ids`, int32, the number of the document in its row from 1, 0 where there is
+    is none; `segment_ids`, int32, the number of the document in its row from 1, 0 if there is
     none; `positions`, int32, the place in the document from 0; `loss_mask`, bool, true on tokens,
     or where the document's own `loss_mask` is.
 
@@ -225,7 +218,7 @@ class Packed(Windowed):
         self, of: Records, layout: Layout, window: int, bound: int | None = None
     ) -> None:  # fmt: skip
         # Windows that are walked through, or have one piece, come one after the other.
-        is_alone = bound is None or traits_of(of).walks
+        is_alone = bound is None or of.traits.walks
         super().__init__(of, window, 1 if is_alone else GROUP)
         self._layout, self._bound = layout, bound
         self._faults = Faults("skip")
@@ -256,10 +249,10 @@ class Packed(Windowed):
 
     def dealt(self, num_shards: int) -> Packed:
         """The same with windows that are dealt out to shards in turn, where the documents come in
-        other proportions at the start than at the end, or windows in pieces; else the same."""
-        deal = getattr(self.parts[0], "dealt", None)
+        other proportions at the start than at the end, or windows in pieces; otherwise the same."""
+        documents = self.parts[0]
         if self._bound is None and (
-            deal is None or num_shards > len(self) or deal(num_shards) is self.parts[0]
+            num_shards > len(self) or documents.dealt(num_shards) is documents
         ):
             return self
         return super().dealt(num_shards)
@@ -276,13 +269,11 @@ class Packed(Windowed):
 
     def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture, up to a window of the epoch."""
-        part: Any = self.parts[0]
-        read = getattr(part, "read_up_to", None)
+        if first or self._shards > 1:
+            return {}
+        part = self.parts[0]
         stop = min(self._windows(record) * self._window, size_in(part, call.epoch))
-        found: dict[str, dict[str, Any]] = (
-            read(call, stop) if read and not first and self._shards == 1 else {}
-        )
-        return found
+        return part.read_up_to(call, stop)
 
     def _windows(self, record: int) -> int:
         """The windows before a record, as nearly as that can be told."""
@@ -309,7 +300,7 @@ class Packed(Windowed):
         try:
             return lay_out(rows, self._layout, call)
         except (TypeError, ValueError, OverflowError) as error:
-            where = name_in(self.parts[0], start, call)
+            where = self.parts[0].name_in(start, call)
             raise RecordError(f"{where}, or the {len(samples) - 1} after it: {error}") from error
 
     def read_origins(
@@ -320,7 +311,7 @@ class Packed(Windowed):
         packing = self._packed(start, samples, call)
         if not packing.documents:
             return []
-        records = origins(self.parts[0], np.arange(start, start + len(samples)), call)
+        records = self.parts[0].origins(np.arange(start, start + len(samples)), call)
         rows = []
         for row in packing.rows:
             ends = np.cumsum([len(packing.documents[i].tokens) for i in row]).tolist()
@@ -343,7 +334,7 @@ class Packed(Windowed):
         return start, self._taken(start, stop, call)
 
     def _taken(self, start: int, stop: int, call: Call) -> list[Any]:
-        return samples_of(self.parts[0], np.arange(start, stop), call)
+        return self.parts[0].samples(np.arange(start, stop), call)
 
     def _piece(
         self, window: int, number: int, first: int, end: int, call: Call
@@ -441,7 +432,7 @@ class Packed(Windowed):
             places += [(number, first + i * self._layout.seq_len) for i in range(len(cut))]
             if cut and cut[0].tokens.dtype != documents[0].tokens.dtype:
                 raise RecordError(
-                    f"{name_in(self.parts[0], number, call)}: documents of a window are "
+                    f"{self.parts[0].name_in(number, call)}: documents of a window are "
                     f"{documents[0].tokens.dtype} and {cut[0].tokens.dtype}, expected one dtype"
                 )
         lengths = [len(document.tokens) for document in documents]
@@ -479,7 +470,7 @@ class Packed(Windowed):
         layout = self._layout
 
         def name() -> str:
-            return name_in(self.parts[0], number, call)
+            return self.parts[0].name_in(number, call)
 
         tokens, mask = _document(sample, name)
         others: dict[str, NDArray[Any]] = {}

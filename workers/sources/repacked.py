@@ -24,16 +24,11 @@ from feeder.workers.sources.packing import Remainder
 from feeder.workers.sources.source import Source
 from feeder.workers.sources.steps.ragged import Rows, Stretch, Windowed
 from feeder.workers.sources.steps.rows import (
-    LEFT_OUT,
     Step,
-    name_in,
-    origins,
-    read_origins,
-    samples_of,
     size_in,
-    size_of,
 )
 from feeder.workers.sources.stores.reading import Columns, Record, RecordError, aside
+from feeder.workers.sources.stores.records import LEFT_OUT
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.position import Cut
 from feeder.workers.stream.spec import StreamSpec
@@ -52,7 +47,7 @@ class Documents(Step):
         self._left: list[Stretch] | None = None
 
     def __len__(self) -> int:
-        return size_of(self._of.records)
+        return self.parts[0].epoch_size
 
     def begin(self, epoch: int) -> tuple[int, int]:
         """The first document of an epoch, and how many stretches come before it."""
@@ -117,7 +112,7 @@ class Documents(Step):
         """The documents, or what is left of them."""
         found = self.stretches(indices, call)
         numbers = np.array([one.number for one in found], np.int64)
-        samples = samples_of(self.parts[0], numbers, call) if found else []
+        samples = self.parts[0].samples(numbers, call) if found else []
         return [
             sample if sample is LEFT_OUT or (one.start, one.stop) == (0, None)
             else Remainder(sample, one.start, one.stop)
@@ -132,12 +127,12 @@ class Documents(Step):
     def origins(self, indices: Numbers, call: Call) -> list[tuple[Record, ...]]:
         """The records that documents are of."""
         numbers = [one.number for one in self.stretches(indices, call)]
-        return origins(self.parts[0], np.array(numbers, np.int64), call)
+        return self.parts[0].origins(np.array(numbers, np.int64), call)
 
     def name_in(self, index: int, call: Call) -> str:
         """What the source calls the document."""
         (one,) = self.stretches(np.array([index]), call)
-        return name_in(self.parts[0], one.number, call)
+        return self.parts[0].name_in(one.number, call)
 
 
 class _Chapter:
@@ -175,7 +170,7 @@ class _Chapter:
 
     def read_origins(self, call: Call, record: int) -> list[tuple[Any, ...]]:
         """What these rows are made of."""
-        rows = read_origins(self.step, np.array([record]), self.own(call))
+        rows = self.step.read_origins(np.array([record]), self.own(call))
         return rows[: self._num_rows(call)]
 
     def _num_rows(self, call: Call) -> int | None:

@@ -4,7 +4,7 @@ How a feed drives it
     A source is called like any pure fetch function, `source(call)`, by any thread and in any
     order of calls: call `index` of an epoch gives the rows at the positions from
     `index * batch_size` to `(index + 1) * batch_size` - 1, fewer at the epoch's end, and raises
-    StopIteration where no position is left. So a feed resumes by calling on, and nothing else is
+    StopIteration if no position is left. So a feed resumes by calling on, and nothing else is
     needed for the stream to be right.
 
     One order cannot compute its answer from the position, DALI's windowed shuffle. So that it
@@ -14,15 +14,15 @@ How a feed drives it
         source.seek(call, cursor)        # on a fresh source, before its first call
 
     `cursor` is what a fresh source needs to answer the calls *after* `call` at once: empty for
-    every other order, else 13 bytes and at most 4 per slot of the window (none where that is too
+    every other order, otherwise 13 bytes and at most 4 per slot of the window (none if that is too
     much for a token, and the window is found from an earlier step). It names a checkpoint at or
     before the position, so it stays the same bytes for 4,096 rows (at a window of 1,024), and
     depends on the position alone. `seek(call, cursor)` takes it with the next call to come. A
-    cursor changes how long the next call takes, never what it returns: where it is lost the source
+    cursor changes how long the next call takes, never what it returns: if it is lost the source
     walks from the start of the stream, about 0.2 µs a row.
 
     Calls in order cost the batch. A call that lies behind costs a walk from the nearest checkpoint
-    before it, of which a source keeps the 64 latest (fewer where the window is huge).
+    before it, of which a source keeps the 64 latest (fewer if the window is huge).
 
 How sources are put together
     A source is records too: record p is what lies at position p of its order, in the epoch of the
@@ -50,12 +50,12 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import whole
 from feeder.workers.sources.far.ahead import Ahead, Touch
-from feeder.workers.sources.far.blocks import totals
+from feeder.workers.sources.far.cache import totals
 from feeder.workers.sources.orders.edited import Selection, ranges_of
 from feeder.workers.sources.orders.options import OrderOptions, plan_order
 from feeder.workers.sources.orders.orders import LISTS_KEPT, Order
-from feeder.workers.sources.orders.sharding import EpochsInTurn
 from feeder.workers.sources.steps.each import Filtered, Mapped, Zipped
+from feeder.workers.sources.steps.following import check_follows, check_rows
 from feeder.workers.sources.steps.ragged import Budgeted, Offsets, Padded, check_length
 from feeder.workers.sources.steps.routed import (
     Excluding,
@@ -65,21 +65,8 @@ from feeder.workers.sources.steps.routed import (
     concatenated,
 )
 from feeder.workers.sources.steps.rows import (
-    Traits,
-    apply,
-    as_it_was,
     faults_of,
     is_far,
-    leaves_out,
-    name_in,
-    origins,
-    places_of,
-    read_origins,
-    samples_of,
-    size_of,
-    sizes_of,
-    touches,
-    traits_of,
 )
 from feeder.workers.sources.stores.reading import (
     NOW,
@@ -90,15 +77,15 @@ from feeder.workers.sources.stores.reading import (
     Piece,
     Record,
     RecordError,
-    Records,
     aside,
 )
+from feeder.workers.sources.stores.records import Records, Traits, as_records
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.parts import PartCalls
 
 
 @public("feeder.sources")
-class Source:
+class Source(Records):
     """An order and records: a pure fetch function.
 
     Any thread may call it, and several sources may share records. What changes, the orders that
@@ -109,21 +96,22 @@ class Source:
     """A call's rows follow from its index, epoch, seed and batch size."""
 
     def __init__(
-        self, records: Records, *, list_shuffle: bool = False, **options: Unpack[OrderOptions]
+        self, records: Any, *, list_shuffle: bool = False, **options: Unpack[OrderOptions]
     ) -> None:
-        """`list_shuffle` is for records that DALI would have as a list of files: its
-        `random_shuffle` then begins by shuffling the list."""
-        self.records = records
-        self._plan = plan_order(size_of(records), options, list_shuffle=list_shuffle)
+        """`records` has what `Records` says that a store must have. `list_shuffle` is for records
+        that DALI would have as a list of files: its `random_shuffle` then begins by shuffling the
+        list."""
+        self.records: Records = as_records(records)
+        self._plan = plan_order(self.records.epoch_size, options, list_shuffle=list_shuffle)
         if self.traits.one_per_call and self._plan.sharding.pad_last_batch:
-            raise ConfigError(f"pad_last_batch cannot be had of {records.kind}: its rows vary")
+            raise ConfigError(f"pad_last_batch cannot be had of {self.kind}: its rows vary")
         self._remember_rows()
         # One for each seed; guarded by the lock while one is made, read without it.
         self._orders: dict[int, Order] = {}
         self._rowless: Columns | None = None
         self._lock = Lock()
         self._carries = False
-        self._is_far = is_far(records)
+        self._is_far = is_far(self.records)
         # What it will read, told to caches; made with the first call.
         self._ahead: Ahead | None = None
         self._made_here: PartCalls | None = None
@@ -188,7 +176,7 @@ class Source:
         """What a call reads of objects. Raises StopIteration behind the end of its epoch."""
         if not self._order(call.seed).is_computed:
             return iter(())
-        return touches(self.records, self.indices(call), call)
+        return self.records.touches(self.indices(call), call)
 
     def _no_rows(self, call: Call) -> Columns:
         if self._rowless is None:
@@ -198,7 +186,7 @@ class Source:
 
     def _sound_row(self, call: Call) -> Columns:
         """The first record that can be read: from rows alone is known what the columns are like."""
-        for record in range(size_of(self.records)):
+        for record in range(self.records.epoch_size):
             # From the start, whichever call came first: what a stream is like does not depend on
             # timing.
             columns = self.records.read(np.array([record]), call)
@@ -209,7 +197,7 @@ class Source:
 
     def first_name(self, call: Call) -> str:
         """What an error message calls the record that a call begins with."""
-        return name_in(self.records, int(self.indices(call)[0]), call)
+        return self.records.name_in(int(self.indices(call)[0]), call)
 
     def records_of(self, call: Call) -> list[tuple[Record, ...]]:
         """The records that the rows of a call are made of; nothing is read. They are known if rows
@@ -218,7 +206,7 @@ class Source:
         Raises:
             StopIteration: the call lies behind the end of its epoch.
         """
-        return origins(self.records, self.indices(call), call)
+        return self.records.origins(self.indices(call), call)
 
     def read_records_of(self, call: Call) -> list[tuple[Record | Piece, ...]]:
         """The same of sources that are filtered, packed, or read with "skip": what the call has is
@@ -228,7 +216,7 @@ class Source:
             StopIteration: the call lies behind the end of its epoch.
         """
         with aside():
-            return read_origins(self.records, self.indices(call), call)
+            return self.records.read_origins(self.indices(call), call)
 
     @property
     def num_turns(self) -> int:
@@ -318,7 +306,7 @@ class Source:
         return self.epoch_size
 
     def __bool__(self) -> bool:
-        # Else its length would be asked for.
+        # Otherwise its length would be asked for.
         return True
 
     @property
@@ -390,7 +378,7 @@ class Source:
     @property
     def traits(self) -> Traits:
         """What a step has to know of the records."""
-        return traits_of(self.records)
+        return self.records.traits
 
     def name(self, index: int) -> str:
         """What an error message calls what lies at a position."""
@@ -400,18 +388,18 @@ class Source:
     def name_in(self, position: int, call: Call) -> str:
         """What it calls what lies at a position of the call's epoch."""
         (record,) = self._order(call.seed).at(call.epoch, np.array([position])).tolist()
-        return name_in(self.records, record, call)
+        return self.records.name_in(record, call)
 
     def origins(self, positions: NDArray[np.int64], call: Call) -> list[tuple[Record, ...]]:
         """The records that lie at positions of the call's epoch."""
-        return origins(self.records, self._order(call.seed).at(call.epoch, positions), call)
+        return self.records.origins(self._order(call.seed).at(call.epoch, positions), call)
 
     def places_of(self, source: str, number: int, call: Call) -> Iterator[int]:
         """The positions of the call's epoch at which a record of a source lies, in their order."""
         order, plan = self._order(call.seed), self._plan
         found = (
             position
-            for record in places_of(self.records, source, number, call)
+            for record in self.records.places_of(source, number, call)
             for position in order.places(call.epoch, record)
         )
         # One after the other if they come so: of a source that is read again there may be many.
@@ -432,12 +420,12 @@ class Source:
     def leaves_out(self, source: str, number: int, call: Call) -> bool:
         """Whether a record of a source is excluded."""
         is_out = self._plan.leaves_out(number)
-        return is_out or leaves_out(self.records, source, number, call)
+        return is_out or self.records.leaves_out(source, number, call)
 
     def sizes_of(self) -> dict[str, int]:
         """How many records each source has that it is made of, by the names that `records_of`
         gives."""
-        return sizes_of(self.records)
+        return self.records.sizes_of()
 
     def read(self, positions: NDArray[np.int64], call: Call) -> Columns | None:
         """The records at positions of the call's epoch, as columns."""
@@ -445,19 +433,19 @@ class Source:
         return self.records.read(order.at(call.epoch, positions), call)
 
     def samples(self, positions: NDArray[np.int64], call: Call) -> list[Any]:
-        """The same, sample by sample; `LEFT_OUT` where a record is left out."""
-        return samples_of(self.records, self._order(call.seed).at(call.epoch, positions), call)
+        """The same, sample by sample; `LEFT_OUT` if a record is left out."""
+        return self.records.samples(self._order(call.seed).at(call.epoch, positions), call)
 
     def touches(self, positions: NDArray[np.int64], call: Call) -> Iterator[Touch]:
         """What the records at positions of the call's epoch read of objects."""
         order = self._order(call.seed)
         if not order.is_computed:
             return iter(())
-        return touches(self.records, order.at(call.epoch, positions), call)
+        return self.records.touches(order.at(call.epoch, positions), call)
 
     def read_of_sources(self, call: Call) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture in the epoch, up to the end of a call:
-        `rows`, `tokens` (None where they are not counted), and `skipped` in all epochs. Empty where
+        `rows`, `tokens` (None if they are not counted), and `skipped` in all epochs. Empty where
         that cannot be told: of other sources, of mixtures that are shuffled, of shards of a packed
         one."""
         return self.read_up_to(call, self._span(call)[1])
@@ -465,34 +453,31 @@ class Source:
     def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
         """The same of a shard that begins with record `first`, up to a record of the call's
         epoch."""
-        read = getattr(self.records, "read_up_to", None)
         sharding = self._plan.sharding
-        if read is None or not self._plan.in_sequence or sharding.pad_last_batch:
+        if not self._plan.in_sequence or sharding.pad_last_batch:
             return {}
         if sharding.num_shards > 1:
             first = sharding.first(call.epoch)
             record += first
-        found: dict[str, dict[str, Any]] = read(call, record, first)
-        return found
+        return self.records.read_up_to(call, record, first)
 
     def as_it_was(self) -> Source | None:
-        """The same as it was in an earlier format, for positions of then; None where there was
+        """The same as it was in an earlier format, for positions of then; None if there was
         none."""
-        older = as_it_was(self.records)
+        older = self.records.as_it_was()
         return None if older is None else self._with(older)
 
     def dealt(self, num_shards: int) -> Source:
         """The same in an order of which each shard has the proportions of the whole, where these
-        change in the course of an epoch; else the same."""
-        deal: Callable[[int], Records] | None = getattr(self.records, "dealt", None)
-        if deal is None or not self._plan.in_sequence:
+        change in the course of an epoch; otherwise the same."""
+        if not self._plan.in_sequence:
             return self
-        records = deal(num_shards)
+        records = self.records.dealt(num_shards)
         return self if records is self.records else self._with(records)
 
     def applied(self, step: Callable[[Records], Records]) -> Source:
         """The same order, with a step that makes one record of one between it and the records."""
-        return self._with(apply(step, self.records))
+        return self._with(self.records.applied(step))
 
     # ---- steps
 
@@ -514,7 +499,7 @@ class Source:
         Raises:
             ConfigError: `fn` is no such function, or the source's rows are not one for each record.
         """
-        _check_rows(self, "map")
+        check_rows(self.kind, self.traits, "map")
         return self.applied(lambda records: Mapped(records, fn, on_error))
 
     def filter(self, fn: Callable[[Any], Any]) -> Source:
@@ -526,7 +511,7 @@ class Source:
         Raises:
             ConfigError: `fn` is no function, or the source's rows are not one for each record.
         """
-        _check_rows(self, "filter")
+        check_rows(self.kind, self.traits, "filter")
         return self.applied(lambda records: Filtered(records, fn))
 
     def take(self, n: int) -> Source:
@@ -668,7 +653,7 @@ class Source:
             ConfigError: the length is wrong, or pad cannot follow. A row that is longer is a
                 RecordError, and so is a value that a column cannot hold.
         """
-        _check_rows(self, "pad")
+        check_rows(self.kind, self.traits, "pad")
         return self._with(Padded(self.records, check_length(length), value))
 
     def offsets(self) -> Source:
@@ -681,7 +666,7 @@ class Source:
         Raises:
             ConfigError: offsets cannot follow.
         """
-        _check_rows(self, "offsets")
+        check_rows(self.kind, self.traits, "offsets")
         return self._with(Offsets(self.records))
 
     def batch_by_tokens(
@@ -719,7 +704,7 @@ class Source:
         source = copy.copy(self)
         source.records, source._rowless, source._elsewhere = records, None, Faults("skip")
         source._ahead, source._stores_elsewhere = None, Counter()
-        if (size := size_of(records)) != source.epoch_size:
+        if (size := records.epoch_size) != source.epoch_size:
             source._plan = source._plan.resized(size)
             source._orders, source._lock = {}, Lock()
             source._remember_rows()
@@ -738,28 +723,12 @@ class Source:
         return f"<Source {fields}>"
 
 
-_OF_NUMBERS = ("map", "filter", "pad", "offsets")
-
-
-def as_part(
-    source: Any, step: str, *, counts: bool = False, rows: bool = True, shards: bool = False,
-    turns: bool = False,
-) -> Source:  # fmt: skip
-    """A source, where a step may follow it.
-
-    Args:
-        source: What the user gave as one.
-        step: What the step is called.
-        counts: Whether the step counts rows, which a filter leaves out.
-        rows: Whether the step needs one row for each record.
-        shards: Whether the source may have shards.
-        turns: Whether its epochs may differ in size.
+def as_part(source: Any, step: str, **needs: bool) -> Source:
+    """A source, if a step may follow it: `needs` are those of `check_follows`.
 
     Raises:
         ConfigError: it is no source, or the step cannot follow.
     """
-    if isinstance(source, Source) and source.traits.walks and step != "pack":
-        raise _walks(step)
     if not isinstance(source, Source):
         step = step.rstrip(",")
         if not getattr(source, "_has_numbers", True):
@@ -770,44 +739,8 @@ def as_part(
         raise ConfigError(
             f"{step}: {type(source).__name__} is no source, expected one of feeder.sources"
         )
-    sharding = source._plan.sharding
-    is_in_turn = isinstance(sharding, EpochsInTurn)
-    if is_in_turn and not turns:
-        raise ConfigError(
-            f"{step} of a mixture of shards that differ in size, so that its epochs do, too: give "
-            "the shards stick_to_shard=True, or shard the mixture in place of its sources"
-        )
-    may_have = shards or is_in_turn
-    if (sharding.num_shards > 1 and not may_have) or sharding.pad_last_batch:
-        raise ConfigError(
-            f"{step} of a source with shards: they come last, with .shard(shard_id, num_shards)"
-        )
-    if rows:
-        _check_rows(source, step)
-    if counts and source.traits.filters:
-        raise ConfigError(
-            f"{step.rstrip(',')}: the source is filtered, and so has no known length; filter after "
-            f"{step.split(',')[0]}"
-        )
+    check_follows(source.kind, source.traits, source._plan.sharding, step, **needs)
     return source
-
-
-def _walks(step: str) -> ConfigError:
-    step = step.rstrip(",")
-    return ConfigError(
-        f"{step} of a mixture by tokens, or of packed or filtered sources: its rows follow one "
-        f"another and have no numbers; {step.split(',')[0]} its sources, before mix"
-    )
-
-
-def _check_rows(source: Source, step: str) -> None:
-    if source.traits.walks and step in _OF_NUMBERS:
-        raise _walks(step)
-    if source.traits.is_last:
-        raise ConfigError(
-            f"{step} of {source.kind}, whose rows are not one for each record: {source.kind} comes "
-            f"after {step.split(',')[0]}"
-        )
 
 
 def _without_rows(columns: Columns) -> Columns:

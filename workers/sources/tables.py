@@ -8,7 +8,7 @@ read a group once, a full shuffle reads it again and again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from feeder.workers.sources.stores.arrow_columns import (
 )
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import Columns, RecordError
+from feeder.workers.sources.stores.records import Records
 from feeder.workers.sources.stores.table_files import (
     ARROW_ERRORS,
     TABLES_KEPT,
@@ -41,6 +42,7 @@ from feeder.workers.sources.stores.table_files import (
     HeldTable,
     HfTable,
     ParquetFiles,
+    Tables,
 )
 from feeder.workers.stream.batch import Call
 
@@ -261,37 +263,10 @@ def _names(columns: Any) -> list[str] | None:
     return list(columns)
 
 
-class Tables(Protocol):
-    """Rows that lie in groups, each of which is read as a whole. Any thread reads."""
-
-    ends: NDArray[np.int64]
-    """The number of rows up to the end of each group."""
-    schema: Any
-    """The Arrow fields of the columns."""
-    columns: list[str] | None
-    """The columns of a group that are rows, or fields of structs in them; None is all."""
-
-    def __len__(self) -> int: ...
-
-    def empty(self) -> Any:
-        """A table without rows, with the columns of a group."""
-
-    def group(self, number: int) -> Any:
-        """The table of a group. Raises OSError or ValueError if it cannot be read."""
-
-    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the rows of these numbers lie."""
-
-    def name(self, number: int) -> str:
-        """What an error message calls a group."""
-
-    def describe(self) -> dict[str, Any]:
-        """What must be equal for a position to fit."""
-
-
-class TableRecords:
+class TableRecords(Records):
     """Rows of tables. What changes, the groups that are kept, has its own lock."""
 
+    kind, by_sample = "", False
     skipped = 0
     may_skip = False
 

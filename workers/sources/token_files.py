@@ -26,6 +26,7 @@ from feeder.workers.sources.source import Source
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.offsets import MAPS_KEPT, order_of_files, told_of_files
 from feeder.workers.sources.stores.reading import Columns, empty_for, has_place, stack
+from feeder.workers.sources.stores.records import Records
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import native
 
@@ -92,7 +93,7 @@ def _whole_dtype(name: str, dtype: DTypeLike) -> np.dtype[Any]:
     return found
 
 
-class TokenRecords:
+class TokenRecords(Records):
     """Sequences from files of tokens, mapped read-only, and from objects: any thread reads."""
 
     kind = "tokens"

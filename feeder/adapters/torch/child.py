@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -101,7 +102,7 @@ class Fork(msgspec.Struct, array_like=True, tag=4):
 
     worker_id: int
     ended: int
-    """The process to be waited for, if the zygote has forked it; else 0."""
+    """The process to be waited for, if the zygote has forked it; otherwise 0."""
 
 
 class Forked(msgspec.Struct, array_like=True, tag=5):
@@ -261,46 +262,36 @@ class _Worker:
             return self._job.collate_fn(self._samples(told.number))
         indices = transport.read_indices(told.indices)
         self._reading = f" while reading samples {transport.name_samples(indices)}"
-        samples = self._take_sound(indices, told) if self._job.skips else self._take(indices, told)
+        samples = self._take(indices, told)
         if samples is skips.NOTHING:
             return samples
         return self._job.collate_fn(samples)
 
-    def _take_sound(self, indices: Any, told: Read) -> Any:
+    def _take(self, indices: Any, told: Read) -> Any:
         dataset, job = self._dataset, self._job
-
-        def begin(place: int = told.first_place if job.seeds_samples else told.number) -> None:
-            seed_for_call(self._seed, self._epoch, place)
+        first = told.first_place if job.seeds_samples else told.number
+        begin = partial(seed_for_call, self._seed, self._epoch, first)
 
         def read(index: Any, number: int) -> Any:
             if job.seeds_samples:
-                begin(told.first_place + number * told.stride)
+                seed_for_call(self._seed, self._epoch, first + number * told.stride)
             self._reading = f" while reading sample {index!r}"
             return dataset[index]
 
-        samples, self._left = skips.sound_samples(
-            dataset, indices, makes_batches=job.makes_batches, read=read, begin=begin,
-            seeds_each=job.seeds_samples,
-        )  # fmt: skip
-        self._reading = f" while collating samples {transport.name_samples(indices)}"
-        return samples
-
-    def _take(self, indices: Any, told: Read) -> Any:
-        dataset, job = self._dataset, self._job
-        if not job.seeds_samples:
-            seed_for_call(self._seed, self._epoch, told.number)
-        if not job.makes_batches:
-            return dataset[indices]
-        if getattr(dataset, "__getitems__", None):
-            if job.seeds_samples:
-                seed_for_call(self._seed, self._epoch, told.first_place)
-            return dataset.__getitems__(indices)
-        samples = []
-        for i, index in enumerate(indices):
-            if job.seeds_samples:
-                seed_for_call(self._seed, self._epoch, told.first_place + i * told.stride)
-            self._reading = f" while reading sample {index!r}"
-            samples.append(dataset[index])
+        if job.skips:
+            samples, self._left = skips.sound_samples(
+                dataset, indices, makes_batches=job.makes_batches, read=read, begin=begin,
+                seeds_each=job.seeds_samples,
+            )  # fmt: skip
+        else:
+            has_all = job.makes_batches and getattr(dataset, "__getitems__", None)
+            if has_all or not job.seeds_samples:
+                begin()
+            if not job.makes_batches:
+                return dataset[indices]
+            if has_all:
+                return dataset.__getitems__(indices)
+            samples = [read(index, number) for number, index in enumerate(indices)]
         self._reading = f" while collating samples {transport.name_samples(indices)}"
         return samples
 

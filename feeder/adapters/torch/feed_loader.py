@@ -32,13 +32,13 @@ from feeder.adapters.streams import (
     FEEDS,
     Connection,
     Dealt,
-    Function,
     MadeStream,
     Ranks,
     executor_settings,
     find_ranks,
     has_row_per_record,
     read_feed,
+    read_function,
     whole,
 )
 from feeder.adapters.torch.callers import note_reader, tell_saver
@@ -475,7 +475,7 @@ def _stream_of(dataset: Any, given: dict[str, Any]) -> Stream:
         _refuse(given, "a fetch function is its own data set", _OF_SAMPLES)
     if kind == "function" or (kind == "source" and not has_row_per_record(dataset)):
         _refuse(given, "a source has its own order and batches", _OF_SAMPLES)
-        return Function.stream(dataset, batched, ranks, settings, given["epochs"])
+        return read_function(dataset, batched, ranks, settings, given["epochs"])
     indices: Any = None
     if sampler is not None:
         is_batches = given["batch_sampler"] is not None

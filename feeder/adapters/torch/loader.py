@@ -16,8 +16,9 @@ import torch.utils.data
 from torch.utils.data import dataloader as theirs
 from torch.utils.data.distributed import DistributedSampler
 
+from feeder.adapters.datasets import is_stateful
 from feeder.adapters.skips import AN_ITERABLE_ENDS, check_on_error
-from feeder.adapters.streams import FEEDS, Connection
+from feeder.adapters.streams import FEEDS
 from feeder.adapters.torch import place
 from feeder.adapters.torch.callers import note_reader, tell_copier, tell_saver
 from feeder.adapters.torch.feed_loader import STATES, FeedLoader
@@ -27,7 +28,6 @@ from feeder.adapters.torch.order import Begun, Now
 from feeder.adapters.torch.place import Mark, Stand
 from feeder.adapters.torch.samplers import (
     dealt_sampler,
-    is_stateful,
     load_states,
     own_generators,
     stateful_samplers,
@@ -328,7 +328,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
 def _is_feeders(dataset: Any) -> bool:
     """Whether only a `FeedLoader` can read it."""
-    if isinstance(dataset, (*FEEDS, Connection, Source)):
+    if isinstance(dataset, (*FEEDS, Source)):
         return True
     is_data = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
     return callable(dataset) and not is_data and not isinstance(dataset, type)

@@ -25,6 +25,7 @@ from torch.utils.data import dataloader as theirs
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from feeder.adapters.datasets import warn_of_replay
 from feeder.adapters.skips import NOTHING, sound_samples
 from feeder.adapters.torch import child, transport
 from feeder.adapters.torch.child import Gave, Job, Read
@@ -42,7 +43,7 @@ from feeder.adapters.torch.place import Mark, Stand
 from feeder.adapters.torch.samplers import dealt_sampler, own_generators
 from feeder.adapters.torch.stateful import DatasetState, has_shrunk
 from feeder.adapters.torch.workers import Team, TimedOut, Worker
-from feeder.errors import ReplayWarning, looped_again
+from feeder.errors import looped_again
 from feeder.sources import LeftOut, RecordError
 
 _new = tuple.__new__
@@ -217,7 +218,7 @@ class LocalLoop(_Loop, theirs._SingleProcessDataLoaderIter):
         with contextlib.nullcontext() if at.begun is None else as_it_was(at.begun.process):
             make(loader)
             if at.readers is not None and self._num_again:
-                _warn_of_replay()
+                warn_of_replay(stacklevel=8)
                 for _ in range(self._num_again):
                     self._pass_over(self._dataset_fetcher.dataset_iter)
 
@@ -343,16 +344,6 @@ class _SoundSamples(_Samples):
             raise
 
 
-def _warn_of_replay() -> None:
-    """Warn that samples are read again, at the user's line."""
-    warnings.warn(
-        "the loader is resumed by reading the samples again that it had: give the iterable "
-        "state_dict() and load_state_dict(state), or use a data set with __getitem__",
-        ReplayWarning,
-        stacklevel=9,
-    )
-
-
 class _Asked(NamedTuple):
     """A batch that a worker is to give."""
 
@@ -417,7 +408,7 @@ class WorkerLoop(_Loop):
         is_given = at.seed is not None and at.begun is not None
         self._seed = at.seed if is_given else self._draw_seed(loader)
         self._turn = at.turn
-        # An iterable has a reader in each worker; else the number of the next batch is the order's.
+        # An iterable has a reader in each worker; otherwise the order has the number of the batch.
         readers = at.readers or ((0, None, False),) * self._num
         readers = readers if self._is_iterable else (None,) * self._num
         is_told = is_new or loader._resumed is not None

@@ -27,6 +27,7 @@ import xxhash
 from torch.utils.data import BatchSampler, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from feeder.adapters.datasets import is_stateful
 from feeder.adapters.torch.generators import (
     OF_PROCESS,
     as_it_was,
@@ -39,7 +40,6 @@ from feeder.adapters.torch.samplers import (
     DRAW_FROM_TORCH,
     dealt_sampler,
     innermost,
-    is_stateful,
     load_states,
     own_generators,
     process_generators,

@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, Sequ
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SubsetRandomSampler, WeightedRandomSampler
 
+from feeder.adapters.datasets import is_stateful
 from feeder.adapters.torch import generators
 from feeder.errors import ResumeError
 
@@ -28,11 +29,6 @@ DRAW_FROM_TORCH = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DEEPEST = 8
 """Samplers in samplers, and containers in containers, are looked through so far."""
 _PLAIN = (numbers.Number, str, bytes, type(None))
-
-
-def is_stateful(value: Any) -> bool:
-    """Whether it has both methods: a class may have one for its own ends."""
-    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def own_generators(loader: Any) -> list[Any]:
@@ -137,7 +133,7 @@ def load_states(samplers: list[Any], states: tuple[Any, ...]) -> None:
 
 
 def dealt_sampler(loader: Any) -> DistributedSampler[Any] | None:
-    """The sampler that deals one order out to all ranks, if it is PyTorch's own; else None."""
+    """The sampler that deals one order out to all ranks, if it is PyTorch's own; otherwise None."""
     inner = loader.sampler
     is_plain = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
     return inner if is_plain and type(inner) is DistributedSampler else None

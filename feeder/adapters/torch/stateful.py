@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from feeder.adapters.torch.samplers import is_stateful
+from feeder.adapters.datasets import is_stateful
 from feeder.errors import ResumeError
 
 Kind = Literal["begin", "rest", "next", "unread"]

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from feeder.checkpoint.format import DamagedError, Loaded, Reader, Receipt
+from feeder.checkpoint.format import DamagedError, Loaded, Reader, Receipt, chosen
 from feeder.checkpoint.local import LocalFolder
 from feeder.checkpoint.names import check_name
 from feeder.checkpoint.tolerate import is_unreadable
-from feeder.durable import OsFs
+from feeder.durable import Fs
 from feeder.errors import CheckpointError, ConfigError
 from feeder.state import codec
 from feeder.state.raw_arrays import num_bytes_of, pack_array, read_dtype, restore_array
@@ -45,7 +45,7 @@ class LmdbDatabase:
 
     def __init__(self, folder: str, writer: str) -> None:
         self._lmdb = load("lmdb", "lmdb")
-        self._folder = LocalFolder(folder, writer, OsFs())
+        self._folder = LocalFolder(folder, writer, Fs())
 
     def put(
         self, name: str, entries: Mapping[str, Any], *, meta: Mapping[str, Any] | None = None
@@ -66,13 +66,7 @@ class LmdbDatabase:
         """Read one, or some of its entries. All of it is read and checked either way."""
         with self._checked(name) as (values, found, num_bytes, digest):
             about, meta = _parse(values, found)
-            wanted = list(about) if entries is None else list(entries)
-            missing = [entry for entry in wanted if entry not in about]
-            if missing:
-                raise CheckpointError(
-                    f"checkpoint {found!r} has no entries {missing!r}, expected some of "
-                    f"{sorted(about)!r}"
-                )
+            wanted = chosen(entries, about, found)
             read = {entry: _read(values, entry, about[entry], found) for entry in wanted}
             return Loaded(name=name, entries=read, meta=meta, num_bytes=num_bytes, digest=digest)
 

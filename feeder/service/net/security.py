@@ -102,12 +102,11 @@ class Security(Closing):
         keys: ServerKeys | ClientKeys | None = None,
         *,
         is_server: bool | None = None,
-        io_threads: int = 1,
     ) -> None:
         check_zmq(curve=keys is not None)
         self.keys = keys
         """The keys; None where sockets are plain."""
-        self.context: zmq.Context[Socket] = zmq.Context(io_threads)
+        self.context: zmq.Context[Socket] = zmq.Context()
         """The context of all sockets; not shared with the user's own use of ZeroMQ."""
         # Every socket that may be open; see `_make_socket`.
         self._sockets: list[Socket] = []

@@ -257,7 +257,19 @@ def test_what_is_kept_is_given_again_and_one_epoch_follows_another() -> None:
         assert [rows(batch) for batch in every_epoch(loader)] == batches[2:]
         with pytest.raises(StopIteration):
             next(every_epoch(loader))
-    assert not loader._open, "its threads go on"
+    assert not loader._stream.reaches(1), "its threads go on"
+
+
+def test_what_is_kept_is_given_once_if_the_loader_was_closed() -> None:
+    with numbers(shuffle=True, epochs=1) as whole:
+        batches = epoch_of(whole)
+    with numbers(shuffle=True, epochs=1) as loader:
+        loader.keep()
+        loop = iter(loader)
+        assert [rows(next(loop)) for _ in range(3)] == batches[:3]
+        loader.close()
+        loader.rewind(1)
+        assert epoch_of(loader) == batches[1:]
 
 
 class Reading(Walk):

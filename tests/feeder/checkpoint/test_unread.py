@@ -17,7 +17,7 @@ import jobs
 from crashes.failing import FailingFs
 from crashes.positions import snapshot_at, step_of
 from feeder.checkpoint.store import CheckpointStore
-from feeder.durable import Fs, OsFs
+from feeder.durable import Fs
 from feeder.job import LocalSession, MultiNodeCheckpointManager
 from jobs import NODES
 from watching import around
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-class Refusing(OsFs):
+class Refusing(Fs):
     """Files or folders of some names cannot be opened."""
 
     def __init__(self, error: int, *names: str) -> None:
@@ -56,7 +56,7 @@ class Refusing(OsFs):
             raise OSError(self._error, os.strerror(self._error))
 
 
-class Unreadable(OsFs):
+class Unreadable(Fs):
     """A file of some name can be opened, and its bytes cannot be read."""
 
     def __init__(self, error: int, name: str) -> None:
@@ -170,7 +170,7 @@ def trained(request: pytest.FixtureRequest, tmp_path: Path) -> MultiNodeCheckpoi
 
 def put_under(monkeypatch: pytest.MonkeyPatch, fs: Fs) -> None:
     for module in ("checkpoint.store", "job.checkpoints.lmdbs"):
-        monkeypatch.setattr(f"feeder.{module}.OsFs", lambda: fs)
+        monkeypatch.setattr(f"feeder.{module}.Fs", lambda: fs)
 
 
 def test_an_epoch_that_cannot_be_read_is_not_missing(

@@ -18,7 +18,7 @@ import feeder
 import jobs
 from crashes.failing import FailingFs
 from feeder.checkpoint.store import CheckpointStore
-from feeder.durable import OsFs
+from feeder.durable import Fs
 from feeder.job import (
     CheckpointManager,
     Job,
@@ -181,14 +181,14 @@ def test_what_cannot_be_noted_is_told_or_raised(
 ) -> None:
     train(tmp_path)
     failing = FailingFs("fsync", 1, errno.ENOSPC)
-    monkeypatch.setattr("feeder.checkpoint.store.OsFs", lambda: failing)
+    monkeypatch.setattr("feeder.checkpoint.store.Fs", lambda: failing)
     with pytest.raises(feeder.CheckpointError, match="free some space"):
         train(tmp_path, 1, on_save_error="raise")
     failing = FailingFs("fsync", 1, errno.ENOSPC)
     last, _, runner = jobs.train(manager_in(tmp_path), start=1)
     assert (last, runner.failed_saves) == (NUM_EPOCHS, [])
     assert "it cannot be noted that the job was put back to epoch 1; until its next" in caplog.text
-    monkeypatch.setattr("feeder.checkpoint.store.OsFs", OsFs)
+    monkeypatch.setattr("feeder.checkpoint.store.Fs", Fs)
     assert newest(tmp_path) == NUM_EPOCHS
 
 

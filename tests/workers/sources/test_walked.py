@@ -17,7 +17,8 @@ from calls import epoch_of
 from feeder.workers.errors import ConfigError
 from feeder.workers.sources import RecordError, Source, mix, pack
 from feeder.workers.sources.steps import walked
-from feeder.workers.sources.steps.rows import LEFT_OUT, part_of
+from feeder.workers.sources.steps.rows import part_of
+from feeder.workers.sources.stores.records import LEFT_OUT
 from feeder.workers.stream.batch import Call
 from parts import examples
 from small import make as make_feed

@@ -11,7 +11,6 @@ brought when it is read.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import logging
 import os
@@ -25,8 +24,8 @@ from functools import partial
 from itertools import groupby, islice
 from resource import RLIMIT_NOFILE, getrlimit
 from threading import Condition, Event, Lock, Thread
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakSet, WeakValueDictionary
+from typing import NamedTuple, TypeVar
+from weakref import WeakSet
 
 import xxhash
 
@@ -42,7 +41,7 @@ from feeder.workers.sources.far.folder import (
     room_of,
 )
 from feeder.workers.sources.far.foresight import FOREVER, Foresight
-from feeder.workers.sources.far.objects import ENDING, RETRY_S, Counts, Known, Objects
+from feeder.workers.sources.far.objects import RETRY_S, Counts, Known, Objects
 from feeder.workers.sources.far.waits import waiting
 
 BLOCK_BYTES = 1 << 20
@@ -95,9 +94,6 @@ _RANK_BLOCKS = 512
 _WAIT_S = 2 * RETRY_S
 """A reader waits so long for a block that is on its way. A request ends before."""
 
-_EXIT_S = 2.0
-"""The end of the interpreter waits so long for requests that are under way."""
-
 _T = TypeVar("_T")
 logger = logging.getLogger("feeder")
 
@@ -125,8 +121,8 @@ class _Object(NamedTuple):
 
 
 class Blocks:
-    """The blocks of one cache in this process. Any thread; what changes is under the lock. Pickled
-    it is the same cache in another process."""
+    """The blocks of one cache in this process. Any thread; what changes is under the
+    lock."""
 
     def __init__(self, path: str, max_bytes: int) -> None:
         """`path` is the folder, and empty for a cache in memory.
@@ -135,16 +131,8 @@ class Blocks:
             ConfigError: the folder holds other files.
         """
         self.path, self.max_bytes = path, max_bytes or _MEMORY_BYTES
-        self._begin(Folder(path, max_bytes) if path else None, self.max_bytes)
-        try:
-            if self._folder is not None:
-                self._folder.prepare()
-        except OSError as error:
-            self._degrade(error)
-
-    def _begin(self, folder: Folder | None, room: int) -> None:
-        self._folder, self._room = folder, room
-        self._memory_room = min(room, _MEMORY_BYTES)
+        self._folder = Folder(path, max_bytes) if path else None
+        self._memory_room = min(self.max_bytes, _MEMORY_BYTES)
         self._has_told = False
         self._next_number = 0
         self._objects: list[_Object] = []
@@ -152,7 +140,11 @@ class Blocks:
         self._registered = 0
         self._counted: WeakSet[Objects] = WeakSet()
         self._start()
-        _every.add(self)
+        try:
+            if self._folder is not None:
+                self._folder.prepare()
+        except OSError as error:
+            self._degrade(error)
 
     def _start(self) -> None:
         """What a process has for itself, and a forked child anew."""
@@ -161,8 +153,8 @@ class Blocks:
         self._lock = Lock()
         self._idle = Condition(self._lock)
         self._closed = Event()
-        self._ahead_room = min(_AHEAD_BYTES, self._room // 4)
-        self._foresight = Foresight(self._room, self._ahead_room)
+        self._ahead_room = min(_AHEAD_BYTES, self.max_bytes // 4)
+        self._foresight = Foresight(self.max_bytes, self._ahead_room)
         # Readers that are gone, of which the machine is told by whoever holds the lock next. The
         # garbage collector adds them, in a thread that may hold the lock.
         self._gone: deque[Hashable] = deque()
@@ -187,9 +179,6 @@ class Blocks:
         self._keys: tuple[float, set[str]] = (-_RANK_S, set())
         self._hits = self._waits = 0
         call_in_child(self._start)
-
-    def __reduce__(self) -> Any:
-        return blocks_of_this_process, (self.path, self.max_bytes)
 
     def close(self, wait_s: float = _WAIT_S) -> None:
         """Ask for nothing more in advance, and wait for what is on its way, so long at most."""
@@ -760,56 +749,3 @@ def _runs(numbers: Iterable[int]) -> Iterator[list[int]]:
     for _, group in groupby(enumerate(sorted(numbers)), key=lambda each: each[1] - each[0]):
         run = [number for _, number in group]
         yield from (run[at : at + _RUN_BLOCKS] for at in range(0, len(run), _RUN_BLOCKS))
-
-
-# ---- the caches of this process
-
-_every: WeakSet[Blocks] = WeakSet()
-_shared: WeakValueDictionary[tuple[str, int], Blocks] = WeakValueDictionary()
-_in_memory: list[Blocks] = []
-
-
-class _Making:
-    """The lock under which they are made."""
-
-    def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
-        self.lock = Lock()
-        call_in_child(self._start)
-
-
-_making = _Making()
-
-
-def totals() -> dict[str, int]:
-    """The figures of all caches of this process, added up."""
-    total: dict[str, int] = {}
-    for blocks in [*_every]:
-        for name, value in blocks.stats().items():
-            total[name] = total.get(name, 0) + value
-    return total
-
-
-def blocks_of_this_process(path: str, max_bytes: int) -> Blocks:
-    """The blocks of a folder that all unpickled sources share; those in memory without a path."""
-    with _making.lock:
-        if not path:
-            if not _in_memory:
-                _in_memory.append(Blocks("", 0))
-            return _in_memory[0]
-        blocks = _shared.get((path, max_bytes))
-        if blocks is None:
-            blocks = _shared[path, max_bytes] = Blocks(path, max_bytes)
-        return blocks
-
-
-@atexit.register
-def _close_at_exit() -> None:
-    # No thread should be in a request when the interpreter goes; a store that answers slowly does
-    # not hold it up for long.
-    ENDING.set()
-    end = time.monotonic() + _EXIT_S
-    for blocks in [*_every]:
-        blocks.close(max(0.0, end - time.monotonic()))

@@ -1,16 +1,88 @@
-"""`Cache`: what users know of the blocks that a host keeps."""
+"""The caches of this process: the user's `Cache`, that of the environment, and those of unpickled
+sources. Of a folder all these have the same blocks, so that none is asked for twice.
+"""
 
 from __future__ import annotations
 
+import atexit
+import copyreg
 import os
+import time
+from threading import Lock
 from typing import Any, Self
+from weakref import WeakSet, WeakValueDictionary
 
 from feeder.workers.errors import ConfigError
+from feeder.workers.forks import call_in_child
 from feeder.workers.public import public
 from feeder.workers.sources.arguments import PathLike, check_path, whole
-from feeder.workers.sources.far.blocks import BLOCK_BYTES, Blocks, blocks_of_this_process
+from feeder.workers.sources.far.blocks import BLOCK_BYTES, Blocks
+from feeder.workers.sources.far.objects import ENDING
 
 _LEAST_BYTES = 16 * BLOCK_BYTES
+
+_EXIT_S = 2.0
+"""The end of the interpreter waits so long for requests that are under way."""
+
+_every: WeakSet[Blocks] = WeakSet()
+_shared: WeakValueDictionary[tuple[str, int], Blocks] = WeakValueDictionary()
+_in_memory: list[Blocks] = []
+
+
+class _Making:
+    """The lock under which blocks are shared."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self.lock = Lock()
+        call_in_child(self._start)
+
+
+_making = _Making()
+
+
+def _make(path: str, max_bytes: int) -> Blocks:
+    blocks = Blocks(path, max_bytes)
+    _every.add(blocks)
+    return blocks
+
+
+def blocks_of_this_process(path: str, max_bytes: int) -> Blocks:
+    """The blocks of a folder; those in memory if there is no path."""
+    with _making.lock:
+        if not path:
+            if not _in_memory:
+                _in_memory.append(_make("", 0))
+            return _in_memory[0]
+        blocks = _shared.get((path, max_bytes))
+        if blocks is None:
+            blocks = _shared[path, max_bytes] = _make(path, max_bytes)
+        return blocks
+
+
+# Pickled they are the same cache in another process.
+copyreg.pickle(Blocks, lambda blocks: (blocks_of_this_process, (blocks.path, blocks.max_bytes)))
+
+
+def totals() -> dict[str, int]:
+    """The figures of all caches of this process, added up."""
+    total: dict[str, int] = {}
+    for blocks in [*_every]:
+        for name, value in blocks.stats().items():
+            total[name] = total.get(name, 0) + value
+    return total
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    # No thread should be in a request when the interpreter goes; a store that answers slowly does
+    # not hold it up for long.
+    ENDING.set()
+    end = time.monotonic() + _EXIT_S
+    for blocks in [*_every]:
+        blocks.close(max(0.0, end - time.monotonic()))
 
 
 @public("feeder")
@@ -39,7 +111,7 @@ class Cache:
             ConfigError: the folder holds other files, or an argument is wrong.
         """
         folder = _folder(check_path(path, "a folder for a cache"))
-        self._blocks = Blocks(folder, whole("max_bytes", max_bytes, _LEAST_BYTES))
+        self._blocks = _make(folder, whole("max_bytes", max_bytes, _LEAST_BYTES))
 
     @property
     def path(self) -> str:

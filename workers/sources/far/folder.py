@@ -77,9 +77,8 @@ there. What all rows take is kept, since to add it up takes 1 ms for each 10,000
 
 
 class Outcome(Enum):
-    """What asking for the room of a block comes to."""
+    """Why the room of a block is not to be had."""
 
-    CLAIMED = "the room is this process's, to write the block into"
     THERE = "the block is there"
     ELSEWHERE = "another process is about to write it"
     FULL = "what is there is needed sooner"

@@ -84,30 +84,28 @@ class FarPath(str):
         return f"{self.known.size} bytes, {self.known.tag}"
 
 
-class FarFile(io.RawIOBase):
-    """An object as a file, for what goes through it from its start on; with `to_end` the blocks
-    that follow are brought meanwhile."""
+class PreadFile(io.RawIOBase):
+    """What is read by places as a file, for what goes through it from its start on. Owner: the
+    thread that reads."""
 
-    def __init__(self, path: FarPath, *, to_end: bool) -> None:
-        self._path, self._at, self._step = path, 0, -1
-        # What the blocks know it as: they must not keep a file that nobody has closed.
-        self._reader = object()
-        self._steps = range(0, path.known.size if to_end else 0, BLOCK_BYTES)
-        for start in self._steps:
-            path.blocks.foresee(self._reader, [(path.known, start, start + BLOCK_BYTES)])
+    def __init__(self, pread: Callable[[int, int], bytes], size: int | None = None) -> None:
+        """`size` is None if nobody knows it before the end."""
+        self._pread, self._size, self._at = pread, size, 0
 
     def readable(self) -> bool:
         """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """It is, as far as `pread` is."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place."""
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._path.known.size}
-        self._at = start[whence] + offset
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if start is None:
+            raise io.UnsupportedOperation("the end is not known")
+        self._at = start + offset
         return self._at
 
     def tell(self) -> int:
@@ -116,20 +114,37 @@ class FarFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read from here on."""
-        step = min(self._at, self._path.known.size - 1) // BLOCK_BYTES
-        if self._steps and step > self._step:
-            self._path.blocks.enter(self._reader, step)
-            self._path.blocks.leave(self._reader, range(max(0, self._step), step))
-            self._step = step
-        data = self._path.pread(len(buffer), self._at)
+        data = self._pread(len(buffer), self._at)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
 
+
+class FarFile(PreadFile):
+    """An object as a file; with `to_end` the blocks that follow are brought meanwhile."""
+
+    def __init__(self, path: FarPath, *, to_end: bool) -> None:
+        super().__init__(path.pread, path.known.size)
+        self._blocks, self._step = path.blocks, -1
+        # What the blocks know it as: they must not keep a file that nobody has closed.
+        self._reader = object()
+        self._steps = range(0, path.known.size if to_end else 0, BLOCK_BYTES)
+        for start in self._steps:
+            path.blocks.foresee(self._reader, [(path.known, start, start + BLOCK_BYTES)])
+
+    def readinto(self, buffer: Any) -> int:
+        """Read from here on."""
+        step = min(self._at, self._steps.stop - 1) // BLOCK_BYTES
+        if self._steps and step > self._step:
+            self._blocks.enter(self._reader, step)
+            self._blocks.leave(self._reader, range(max(0, self._step), step))
+            self._step = step
+        return super().readinto(buffer)
+
     def close(self) -> None:
         """Ask for nothing more."""
         if not self.closed:
-            self._path.blocks.forget(self._reader)
+            self._blocks.forget(self._reader)
         super().close()
 
 

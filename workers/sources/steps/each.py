@@ -20,16 +20,13 @@ from feeder.workers.errors import ConfigError
 from feeder.workers.fetch.seeding import RECORD_SEEDS
 from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.steps.rows import (
-    LEFT_OUT,
     Step,
     function,
     part_of,
     plain,
-    samples_of,
-    size_of,
-    touches,
 )
-from feeder.workers.sources.stores.reading import Columns, Faults, OnError, RecordError, Records
+from feeder.workers.sources.stores.reading import Columns, Faults, OnError, RecordError
+from feeder.workers.sources.stores.records import LEFT_OUT, Records
 from feeder.workers.stream.batch import Call
 
 
@@ -57,11 +54,11 @@ class Mapped(Step):
 
     def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
         """What the record below reads."""
-        return touches(self.parts[0], indices, call)
+        return self.parts[0].touches(indices, call)
 
     def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
         """What the function makes of each sample."""
-        made = samples_of(self.parts[0], indices, call)
+        made = self.parts[0].samples(indices, call)
         # Functions that follow one another draw from different generators.
         own = part_of(call, f"map/{self.traits.depth}")
 
@@ -109,11 +106,11 @@ class Filtered(Step):
 
     def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
         """What the record below reads."""
-        return touches(self.parts[0], indices, call)
+        return self.parts[0].touches(indices, call)
 
     def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
         """The samples, with `LEFT_OUT` in place of those that the function is false of."""
-        samples = samples_of(self.parts[0], indices, call)
+        samples = self.parts[0].samples(indices, call)
         faults = Faults("raise")
         own = part_of(call, f"filter/{self.traits.depth}/{self._number}")
         for i, index in enumerate(indices.tolist()):
@@ -136,12 +133,12 @@ class Zipped(Step):
 
     def __init__(self, *parts: Records) -> None:
         super().__init__(*parts)
-        sizes = [size_of(part) for part in parts]
+        sizes = [part.epoch_size for part in parts]
         if len(set(sizes)) > 1:
             raise ConfigError(f"zip of sources of {sizes} records, expected equally many")
 
     def __len__(self) -> int:
-        return size_of(self.parts[0])
+        return self.parts[0].epoch_size
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """The columns of all parts."""
@@ -155,11 +152,11 @@ class Zipped(Step):
     def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
         """What the records of all parts read."""
         for part in self.parts:
-            yield from touches(part, indices, call)
+            yield from part.touches(indices, call)
 
     def samples(self, indices: NDArray[np.int64], call: Call) -> list[Any]:
-        """The samples of all parts, joined; left out where one of them is."""
-        rows = zip(*(samples_of(part, indices, call) for part in self.parts), strict=True)
+        """The samples of all parts, joined; left out if one of them is."""
+        rows = zip(*(part.samples(indices, call) for part in self.parts), strict=True)
         return [
             LEFT_OUT if any(s is LEFT_OUT for s in row) else self._join(list(row), index, call)
             for row, index in zip(rows, indices.tolist(), strict=True)

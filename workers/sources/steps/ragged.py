@@ -19,17 +19,10 @@ from feeder.workers.sources.collate import exact_array, flat
 from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.orders.permutation import Permutation
 from feeder.workers.sources.steps.rows import (
-    LEFT_OUT,
     Step,
     function,
-    name_in,
     plain,
-    read_origins,
-    samples_of,
     size_in,
-    size_of,
-    split,
-    touches,
 )
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import (
@@ -37,9 +30,9 @@ from feeder.workers.sources.stores.reading import (
     Faults,
     ReadOnce,
     RecordError,
-    Records,
     masked_error,
 )
+from feeder.workers.sources.stores.records import LEFT_OUT, Records, split
 from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import is_masked
 
@@ -105,10 +98,10 @@ class Padded(Step):
 
     def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
         """What the records below read."""
-        return touches(self.parts[0], indices, call)
+        return self.parts[0].touches(indices, call)
 
     def _read(self, indices: NDArray[np.int64], call: Call) -> tuple[Columns | None, list[int]]:
-        samples = samples_of(self.parts[0], indices, call)
+        samples = self.parts[0].samples(indices, call)
         there = [i for i, sample in enumerate(samples) if sample is not LEFT_OUT]
         if not there:
             return None, there
@@ -256,11 +249,11 @@ class Offsets(Step):
 
     def touches(self, indices: NDArray[np.int64], call: Call) -> Iterator[Touch]:
         """What the records below read."""
-        return touches(self.parts[0], indices, call)
+        return self.parts[0].touches(indices, call)
 
     def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
         """The rows of a call, joined."""
-        samples = samples_of(self.parts[0], indices, call)
+        samples = self.parts[0].samples(indices, call)
         there = [i for i, sample in enumerate(samples) if sample is not LEFT_OUT]
         if not there:
             return None
@@ -333,10 +326,10 @@ class Windowed(Step):
         raise NotImplementedError
 
     def _num_windows(self) -> int:
-        return -(-size_of(self.parts[0]) // self._window)
+        return -(-self.parts[0].epoch_size // self._window)
 
     def __len__(self) -> int:
-        return self.records_of(size_of(self.parts[0]))
+        return self.records_of(self.parts[0].epoch_size)
 
     def records_of(self, size: int) -> int:
         """How many records it has of so many."""
@@ -423,11 +416,11 @@ class Rows(Windowed):
 
     def read_origins(self, indices: NDArray[np.int64], call: Call) -> list[tuple[Any, ...]]:
         """The records of the rows of a call."""
-        return read_origins(self.parts[0], self._numbers(int(indices[0]), call), call)
+        return self.parts[0].read_origins(self._numbers(int(indices[0]), call), call)
 
     def _left_in(self, window: int, pieces: int, rows: int, call: Call) -> list[Stretch]:
         numbers = self._numbers(window, call)
-        samples = samples_of(self.parts[0], numbers, call)
+        samples = self.parts[0].samples(numbers, call)
         there = [
             number
             for number, sample in zip(numbers.tolist(), samples, strict=True)
@@ -492,7 +485,7 @@ class Budgeted(Windowed):
         """The number of a window's first record, its samples, and which of them each batch has."""
         start = window * self._window
         stop = min(start + self._window, size_in(self.parts[0], call.epoch))
-        samples = samples_of(self.parts[0], np.arange(start, stop), call)
+        samples = self.parts[0].samples(np.arange(start, stop), call)
         there = [i for i, sample in enumerate(samples) if sample is not LEFT_OUT]
         lengths = {i: self._length(samples[i], start + i, call) for i in there}
         there.sort(key=lambda i: lengths[i])
@@ -507,13 +500,13 @@ class Budgeted(Windowed):
 
     def _padded(self, samples: list[Any], chosen: list[int], start: int, call: Call) -> Columns:
         def name(i: int) -> str:
-            return name_in(self.parts[0], start + chosen[i], call)
+            return self.parts[0].name_in(start + chosen[i], call)
 
         return padded([samples[i] for i in chosen], name, None, self._value)
 
     def _length(self, sample: Any, index: int, call: Call) -> int:
         def name(index: int) -> str:
-            return name_in(self.parts[0], index, call)
+            return self.parts[0].name_in(index, call)
 
         try:
             value = items(sample)[0][1] if self._length_of is len else plain(sample)

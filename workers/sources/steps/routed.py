@@ -19,20 +19,11 @@ from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.orders.edited import Selection
 from feeder.workers.sources.steps.rows import (
     Step,
-    apply,
-    as_it_was,
     is_same_each_epoch,
-    leaves_out,
-    name_in,
-    origins,
     part_of,
-    places_of,
-    samples_of,
-    size_of,
-    sizes_of,
-    touches,
 )
-from feeder.workers.sources.stores.reading import Columns, Record, RecordError, Records
+from feeder.workers.sources.stores.reading import Columns, Record, RecordError
+from feeder.workers.sources.stores.records import Records
 from feeder.workers.stream.batch import Call
 
 Numbers = NDArray[np.int64]
@@ -91,7 +82,7 @@ class Routed(Step):
 
     def applied(self, step: Callable[[Records], Records]) -> Routed:
         """The same with a step below it."""
-        return Routed(self.kind, [apply(step, part) for part in self.parts], self.route, self.tags)
+        return Routed(self.kind, [part.applied(step) for part in self.parts], self.route, self.tags)
 
     def read_up_to(self, call: Call, record: int, first: int = 0) -> dict[str, dict[str, Any]]:
         """What has been read of each source of a mixture, up to a record of the epoch."""
@@ -105,8 +96,8 @@ class Routed(Step):
         }
 
     def as_it_was(self) -> Routed | None:
-        """The same as it was in an earlier format; None where there was none."""
-        parts = [as_it_was(part) for part in self.parts]
+        """The same as it was in an earlier format; None if there was none."""
+        parts = [part.as_it_was() for part in self.parts]
         own: Route | None = getattr(self.route, "older", None)
         if own is None and not any(parts):
             return None
@@ -116,14 +107,14 @@ class Routed(Step):
 
     def dealt(self, num_shards: int) -> Routed:
         """The same in an order of which each shard has the proportions of the whole, where these
-        change in the course of an epoch; else the same."""
+        change in the course of an epoch; otherwise the same."""
         deal: Callable[[int], Route] | None = getattr(self.route, "dealt", None)
         route = self.route if deal is None else deal(num_shards)
         return self if route is self.route else Routed(self.kind, self.parts, route, self.tags)
 
     def of_parts(self, parts: Sequence[Records], route: Route | None = None) -> Routed:
         """The same of other parts, which may have other sizes."""
-        route = (route or self.route).resized([size_of(part) for part in parts])
+        route = (route or self.route).resized([part.epoch_size for part in parts])
         return Routed(self.kind, parts, route, self.tags)
 
     def name(self, index: int) -> str:
@@ -133,7 +124,7 @@ class Routed(Step):
     def name_in(self, index: int, call: Call) -> str:
         """The part, and what that calls the record."""
         ((number, part, _, positions, own),) = self._groups(np.array([index]), call)
-        return self._of(number) + name_in(part, int(positions[0]), own)
+        return self._of(number) + part.name_in(int(positions[0]), own)
 
     def _of(self, number: int) -> str:
         """What errors of a part begin with, where there are others or it has a name."""
@@ -188,7 +179,7 @@ class Routed(Step):
     def touches(self, indices: Numbers, call: Call) -> Iterator[Touch]:
         """What the records of each part read."""
         for _, part, _, positions, own in self._groups(indices, call):
-            yield from touches(part, positions, own)
+            yield from part.touches(positions, own)
 
     def read(self, indices: Numbers, call: Call) -> Columns | None:
         """Whole columns of each part, put into their places."""
@@ -215,7 +206,7 @@ class Routed(Step):
         for number, part, rows, positions, own in self._groups(indices, call):
             places = range(len(indices)) if isinstance(rows, slice) else rows.tolist()
             with self._named(number):
-                for row, sample in zip(places, samples_of(part, positions, own), strict=True):
+                for row, sample in zip(places, part.samples(positions, own), strict=True):
                     whole[row] = sample
         return whole
 
@@ -224,7 +215,7 @@ class Routed(Step):
         whole: list[tuple[Record, ...]] = [()] * len(indices)
         for number, part, rows, positions, own in self._groups(indices, call):
             places = range(len(indices)) if isinstance(rows, slice) else rows.tolist()
-            for row, found in zip(places, origins(part, positions, own), strict=True):
+            for row, found in zip(places, part.origins(positions, own), strict=True):
                 whole[row] = tuple(
                     one._replace(source=self._outside(number, one.source)) for one in found
                 )
@@ -237,7 +228,7 @@ class Routed(Step):
                 continue
             for in_pass in self.route.passes(part, call.epoch):
                 own = self._own(part, call._replace(epoch=in_pass))
-                for position in places_of(records, below, number, own):
+                for position in records.places_of(below, number, own):
                     found = self.route.find(part, in_pass, position, call)
                     if found is not None:
                         yield found
@@ -248,10 +239,10 @@ class Routed(Step):
         for part, records in enumerate(self.parts):
             if (below := self._inside(part, source)) is None:
                 continue
-            if leaves_out(records, below, number, self._own(part, call)):
+            if records.leaves_out(below, number, self._own(part, call)):
                 return True
             if isinstance(self.route, Excluding) and is_same_each_epoch(records):
-                places = np.array([*places_of(records, below, number, call)], np.int64)
+                places = np.array([*records.places_of(below, number, call)], np.int64)
                 return not self.route.selection.holds(places).any()
         return False
 
@@ -277,7 +268,7 @@ class Routed(Step):
         return {
             self._outside(part, below): size
             for part, records in enumerate(self.parts)
-            for below, size in sizes_of(records).items()
+            for below, size in records.sizes_of().items()
         }
 
     def labels(self) -> list[str]:
@@ -432,7 +423,7 @@ class OneAfterTheOther:
 
 def concatenated(parts: Sequence[Records]) -> Routed:
     """All records of a part, then those of the next."""
-    ends = tuple(np.cumsum([size_of(part) for part in parts]).tolist())
+    ends = tuple(np.cumsum([part.epoch_size for part in parts]).tolist())
     # The first keeps the seed's own draws; else equal records would have equal draws.
     tags = [None, *(str(number) for number in range(1, len(parts)))]
     return Routed("concat", parts, OneAfterTheOther(ends), tags)

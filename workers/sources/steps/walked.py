@@ -23,14 +23,10 @@ from numpy.typing import NDArray
 from feeder.workers.errors import ResumeError
 from feeder.workers.sources.orders.blocks import OnExhausted
 from feeder.workers.sources.orders.blocks import Step as Weights
-from feeder.workers.sources.steps.rows import (
-    LEFT_OUT,
-    Step,
-    part_of,
-    split,
-)
+from feeder.workers.sources.steps.rows import Step, part_of
 from feeder.workers.sources.stores.kept import Kept
 from feeder.workers.sources.stores.reading import RecordError
+from feeder.workers.sources.stores.records import LEFT_OUT, split
 from feeder.workers.stream.batch import Call
 
 Unit = Literal["records", "tokens"]

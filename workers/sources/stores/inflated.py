@@ -9,7 +9,6 @@ writes the content down once, if asked, beside the index, and it is read like an
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import re
@@ -23,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from feeder.workers.errors import ConfigError, FeedError
 from feeder.workers.sources import extras
-from feeder.workers.sources.far.paths import FarPath
+from feeder.workers.sources.far.paths import FarPath, PreadFile
 from feeder.workers.sources.stores.kept import Kept
 
 _STRETCHES_KEPT = 16
@@ -135,37 +134,10 @@ class Inflated:
         return self._stretches.get(number, b"")
 
 
-class InflatedFile(io.RawIOBase):
-    """The content as a file, for what goes through it from the start to the end once."""
-
-    def __init__(self, path: str, kind: str) -> None:
-        self._inflated, self._at = Inflated(path, kind), 0
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is: some MiB back, and to anywhere further on."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place, from the start or from here."""
-        if whence == os.SEEK_END:
-            raise io.UnsupportedOperation("the end is not known")
-        self._at = offset + (self._at if whence == os.SEEK_CUR else 0)
-        return self._at
-
-    def tell(self) -> int:
-        """Where it stands."""
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """Read from here on."""
-        data = self._inflated.pread(len(buffer), self._at)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+def inflated_file(path: str, kind: str) -> PreadFile:
+    """The content as a file, for what goes through it from the start to the end once: it goes some
+    MiB back, and to anywhere further on."""
+    return PreadFile(Inflated(path, kind).pread)
 
 
 class Place(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,19 +26,6 @@ _NUM_SAMPLES = 16
 _NUMBER = re.compile(rb"([0-9]{1,18})(_.*)?", re.DOTALL)
 
 
-class Keys(Protocol):
-    """The keys of a store, by index."""
-
-    exact: bool
-    """Whether `key` gives whole keys, else what they begin with."""
-
-    def key(self, index: int) -> bytes:
-        """The key of a record, or its beginning, which no other record's key has."""
-
-    def keys(self, indices: list[int]) -> list[bytes]:
-        """The same of several."""
-
-
 class NumberedKeys:
     """Keys that begin with decimal numbers of one width, each one more than the one before.
     Read-only: any thread asks."""
@@ -47,11 +34,14 @@ class NumberedKeys:
         self._first = first
         self._form = b"%%0%dd" % width + (b"_" if suffix else b"")
         self.exact = not suffix
+        """Whether `key` gives whole keys, and not what they begin with."""
 
     def key(self, index: int) -> bytes:
+        """The key of a record, or its beginning, which no other record's key has."""
         return self._form % (self._first + index)
 
     def keys(self, indices: list[int]) -> list[bytes]:
+        """The same of several."""
         form, first = self._form, self._first
         return [form % (first + index) for index in indices]
 
@@ -72,6 +62,10 @@ class ListedKeys:
         text, ends = self._text, self._ends
         starts, stops = ends[indices].tolist(), ends[np.add(indices, 1)].tolist()
         return [text[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+
+Keys = NumberedKeys | ListedKeys
+"""The keys of a store, by index."""
 
 
 def find_keys(cursor: Any, num_records: int) -> Keys | None:

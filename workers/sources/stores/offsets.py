@@ -36,9 +36,9 @@ from feeder.workers.sources.far.ahead import Touch
 from feeder.workers.sources.far.paths import FarPath, in_parallel
 from feeder.workers.sources.stores.inflated import (
     Contents,
-    InflatedFile,
     Place,
     Pread,
+    inflated_file,
     kind_of,
     kind_of_bytes,
     size_of,
@@ -332,7 +332,7 @@ def opened(path: str) -> Iterator[tuple[IO[bytes], int]]:
         return
     with open(path, "rb") as file:
         if kind := kind_of(file):
-            yield BufferedReader(InflatedFile(path, kind)), sys.maxsize
+            yield BufferedReader(inflated_file(path, kind)), sys.maxsize
         else:
             yield file, os.fstat(file.fileno()).st_size
 
@@ -414,7 +414,7 @@ class _Keeper:
                 kind, size = kind_of(file), 0
                 if kind:
                     size = size_of(path, kind)
-                    content_of = BufferedReader(InflatedFile(path, kind))
+                    content_of = BufferedReader(inflated_file(path, kind))
                     entries = np.fromiter(scan(content_of, size), ENTRY)
                 else:
                     entries = np.fromiter(scan(file, status.st_size), ENTRY)

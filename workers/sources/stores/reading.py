@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock, local
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeGuard, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -116,37 +116,6 @@ class RecordError(ValueError):
 def masked_error(what: str) -> RecordError:
     """The error for a masked array: a column has no mask."""
     return RecordError(f"{what} has a mask, which would be lost: give filled()")
-
-
-@public("feeder.sources")
-class Records(Protocol):
-    """A fixed number of records, read in any order, by any thread."""
-
-    @property
-    def kind(self) -> str:
-        """What the user calls them, such as "caffe_lmdb"."""
-
-    @property
-    def skipped(self) -> int:
-        """Reads of defective records that were left out."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, indices: NDArray[np.int64], call: Call) -> Columns | None:
-        """One row per index, in their order; as a tuple, or a mapping by column name. None where
-        every record of the call is defective and left out.
-
-        The call is for random draws, `call.rng_for(index)`, which then belong to the record.
-
-        Raises:
-            RecordError: a record cannot be read.
-        """
-
-    def name(self, index: int) -> str:
-        """What an error message calls the record, such as its path and key."""
-
-    def describe(self) -> dict[str, Any]:
-        """What, beside the number of records, must be equal for a position to fit."""
 
 
 @public("feeder.sources")

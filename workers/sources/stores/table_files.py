@@ -596,3 +596,7 @@ class HfTable:
     def describe(self) -> dict[str, Any]:
         # The library's own digest of the data and of what was done to it.
         return {"dataset": self._dataset._fingerprint}
+
+
+Tables = ParquetFiles | ArrowFiles | ArrowObjects | HeldTable | HfTable
+"""Rows that lie in groups, each of which is read as a whole. Any thread reads."""

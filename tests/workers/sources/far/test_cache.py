@@ -22,8 +22,10 @@ import feeder
 from far_server import FarServer
 from feeder.errors import ConfigError, StorageError
 from feeder.workers.sources.far import blocks as module
+from feeder.workers.sources.far import cache as cache_module
 from feeder.workers.sources.far import objects as objects_module
-from feeder.workers.sources.far.blocks import BLOCK_BYTES, Blocks, blocks_of_this_process
+from feeder.workers.sources.far.blocks import BLOCK_BYTES, Blocks
+from feeder.workers.sources.far.cache import blocks_of_this_process
 from feeder.workers.sources.far.folder import Folder
 from feeder.workers.sources.far.objects import Objects
 from feeder.workers.sources.far.paths import FarFile, FarPath
@@ -341,11 +343,11 @@ def test_a_file_that_nobody_closes_is_forgotten(bench: Bench) -> None:
 def test_the_end_of_the_interpreter_does_not_wait_for_a_slow_store(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_EXIT_S", 0.0)
-    monkeypatch.setattr(module, "ENDING", Event())
-    monkeypatch.setattr(module, "_every", {bench.cache})
+    monkeypatch.setattr(cache_module, "_EXIT_S", 0.0)
+    monkeypatch.setattr(cache_module, "ENDING", Event())
+    monkeypatch.setattr(cache_module, "_every", {bench.cache})
     bench.cache._active = 1
-    module._close_at_exit()
+    cache_module._close_at_exit()
     bench.cache._active = 0
     # And who waits for a request sees it end.
     assert objects_module.RETRY_S + objects_module._REQUEST_S < module._WAIT_S
@@ -391,7 +393,7 @@ def test_a_cache_that_is_unpickled_is_one_in_each_process(tmp_path: Path) -> Non
 def test_a_forked_child_reads_blocks_that_are_there_and_is_told_of_others(bench: Bench) -> None:
     bench.check(0, 10)
     # Whatever other threads hold is theirs.
-    with bench.cache._lock, bench.objects._lock, module._making.lock:
+    with bench.cache._lock, bench.objects._lock, cache_module._making.lock:
         child = os.fork()
         if not child:
             signal.alarm(20)

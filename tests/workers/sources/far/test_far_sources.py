@@ -276,14 +276,14 @@ def test_indexes_beside_objects_are_made_once_for_every_host(
         f"s3://bucket/tar/.{name}.tar.feeder-index: 30 records" for name in ("000", "030", "060")
     ]
     # It goes on where it was: what is there is not made again.
-    blocks_module.blocks_of_this_process(str(tmp_path / "first"), 64 * 4096).close()
+    cache_module.blocks_of_this_process(str(tmp_path / "first"), 64 * 4096).close()
     changing.asked.clear()
     del changing.objects["bucket/tar/.030.tar.feeder-index"]
     monkeypatch.setenv("FEEDER_CACHE", f"{tmp_path / 'second'},{64 * 4096}")
     assert main(["index", "s3://bucket/tar/*.tar"]) == 0
     assert {path for path, _ in changing.asked if path in shards} == {"bucket/tar/030.tar"}
     # What it has asked for in advance has come.
-    blocks_module.blocks_of_this_process(str(tmp_path / "second"), 64 * 4096).close()
+    cache_module.blocks_of_this_process(str(tmp_path / "second"), 64 * 4096).close()
     # Another host reads no shard for its index, and one that has changed is gone through.
     changing.asked.clear()
     with feeder.Cache(tmp_path / "third", 64 * 4096) as cache:
@@ -304,7 +304,7 @@ def test_indexes_beside_objects_are_made_once_for_every_host(
     assert main(["index", "s3://bucket/tar/000.tar", "--index", str(tmp_path)]) == 0
     assert str(tmp_path) in capsys.readouterr().out
     assert main(["index", "s3://bucket/mds", "--as", "mds"]) == 2
-    blocks_module.blocks_of_this_process(str(tmp_path / "second"), 64 * 4096).close()
+    cache_module.blocks_of_this_process(str(tmp_path / "second"), 64 * 4096).close()
 
 
 def test_a_call_of_arrow_files_foresees_its_batches(
@@ -449,13 +449,13 @@ def test_processes_read_through_the_folder_of_the_cache(
     feeds = feeder.init_data_input_workers(
         COLUMNS["jsonl"], source, batch_size=8, epochs=2, executor=feeder.Processes(2)
     )
-    at, here = len(changing.asked), blocks_module.totals()
+    at, here = len(changing.asked), cache_module.totals()
     with feeds:
         assert [batch_bytes(batch) for batch in feeds["train"]] == near
         stats = feeds["train"].stats()
     # What the children have asked for is told here; this process has asked for nothing.
     spans = [span for _, span in changing.asked[at:] if span]
-    assert blocks_module.totals() == here
+    assert cache_module.totals() == here
     assert stats["store/requests"] - here["requests"] == len(spans) > 0
     assert stats["store/bytes"] - here["bytes"] == sum(stop - start for start, stop in spans)
     assert stats["store/hits"] > here["hits"]
