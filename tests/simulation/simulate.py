@@ -24,7 +24,7 @@ from feeder.service.net import guard
 from feeder.service.server import io_loop as server_loop
 from feeder.service.server import run as served
 from simulation import network, server, stream
-from simulation.faults import Plan, draw
+from simulation.faults import Kind, Plan, draw
 from simulation.fleet import Fleet, FleetPipeline
 from simulation.job import Job
 from simulation.world import BEGIN, Violation, World, WouldWaitError, virtual_time
@@ -181,9 +181,9 @@ def finish(world: World, job: Job) -> None:
             one.check_slots()
 
 
-def replay(seed: int | str, rounds: str = "stream") -> Outcome:
+def replay(seed: int | str, kind: Kind = "stream") -> Outcome:
     """The run of a seed, with its history."""
-    return run(draw(seed, rounds), records=True)
+    return run(draw(seed, kind), records=True)
 
 
 def show(outcome: Outcome, most: int = 120) -> str:
@@ -196,11 +196,11 @@ def show(outcome: Outcome, most: int = 120) -> str:
     )
 
 
-def campaign(seeds: Iterable[int], rounds: str = "stream") -> Iterator[Outcome]:
+def campaign(seeds: Iterable[int], kind: Kind = "stream") -> Iterator[Outcome]:
     """Run these seeds."""
     with simulated():
         for i, seed in enumerate(seeds):
-            yield run(draw(seed, rounds))
+            yield run(draw(seed, kind))
             if i % 20 == 19:
                 gc.collect()
 
@@ -214,16 +214,22 @@ def main() -> int:
         "--rounds", choices=("stream", "epoch"), default="stream",
         help="whether a round begins in each epoch (stream)",
     )  # fmt: skip
+    parser.add_argument(
+        "--sources", action="store_true",
+        help="feeds of sources, with rounds of either kind: they are edited while they are served, "
+        "leave records out, and fail",
+    )  # fmt: skip
     parser.add_argument("--history", action="store_true", help="print what happened in one run")
     wish = parser.parse_args()
+    kind: Kind = "sources" if wish.sources else wish.rounds
     if wish.history:
         with simulated():
-            print(show(replay(wish.seed, wish.rounds), most=100_000))
+            print(show(replay(wish.seed, kind), most=100_000))
         return 0
     began = time.process_time()
     num = num_events = 0
     failed: list[Outcome] = []
-    for outcome in campaign(range(wish.seed, wish.seed + wish.runs), wish.rounds):
+    for outcome in campaign(range(wish.seed, wish.seed + wish.runs), kind):
         num, num_events = num + 1, num_events + outcome.num_events
         if outcome.violation:
             failed.append(outcome)
@@ -290,8 +296,12 @@ def simpler(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, feed=feed._replace(epochs=1))
     if (feed.batch_size, feed.chunk_rows) != (2, 2):
         yield replace(plan, feed=feed._replace(batch_size=2, chunk_rows=2))
-    if feed.rounds != "stream":
-        yield replace(plan, feed=feed._replace(rounds="stream", last_round="uneven"))
+    for name, value in (
+        ("rounds", "stream"), ("last_round", "uneven"), ("skips", False), ("retries", 0),
+        ("weights", feed.weights[:1]),
+    ):  # fmt: skip
+        if getattr(feed, name) != value:
+            yield replace(plan, feed=feed._replace(**{name: value}))
     if feed.replicas > 1:
         yield replace(plan, feed=feed._replace(replicas=1))
     if feed.queues > 2:
