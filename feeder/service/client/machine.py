@@ -408,6 +408,8 @@ class ClientMachine:
         if not message.generation:
             why = f"the server stopped: {message.reason}"
             return self._lose(why, at, gives_up=self.state in HAS_ALL)
+        # Another server may live, and knows nothing of the edit.
+        self._failover.stay()
         done = self._lose(f"the server has ended the lease: {message.reason}", at)
         if self.state in SEEKS:
             # However short a loss may last: it is there.

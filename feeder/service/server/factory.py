@@ -206,8 +206,25 @@ class FeedFactory:
                 raise
             return other
         if found.owner is not None:
-            self._is_other, self.positions = True, found.owner
+            self._become(found.owner, others)
         return found
+
+    def _become(
+        self, owner: Positions, others: Callable[[], Sequence[Resume] | None]
+    ) -> None:  # fmt: skip
+        """Go on as the run of a position that fits what is given. Raises `ResumeError` if others
+        stand in another one."""
+        former = self.positions
+        if not (HISTORY in owner.fingerprint and is_part_of(former, owner)):
+            self._is_other, self.positions = True, owner
+            return
+        # An edit that leaves the settings as they are: others may be here, who know none.
+        if (standing := others()) is None:
+            former.compare_histories(owner.fingerprint[HISTORY], former.fingerprint.get(HISTORY))
+            return
+        for one in standing:
+            place_in(owner, former, one)
+        self._go_on_as(owner, self._change)
 
     def _find_before(self, position: Snapshot | bytes) -> Resume | None:
         """The place in this run of a position of before an edit; None if it is of no such run.

@@ -401,6 +401,35 @@ def test_trainers_start_together_of_which_one_has_saved_before_the_edit(
     assert came == {i: wanted[i] for i in range(2, 18)}
 
 
+def test_a_note_alone_is_heard_of_from_a_later_trainer() -> None:
+    """Though the server is given what the run is made of since then."""
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
+        next(both[0]), next(both[1])
+        old = both[0].state_dict()
+        edit(server, "a note")
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        new = both[1].state_dict()
+    with serving(factory) as server, ExitStack() as stack:
+        both = [
+            stack.enter_context(reading(server, queue=i, resume=state, rejoin=True))
+            for i, state in enumerate([old, new])
+        ]
+        assert len([*zip(*both, strict=True)]) == 14
+        ends = [Snapshot.from_bytes(one.state_dict()["feeder"]).states[0] for one in both]
+    assert [len(history_of(one.fingerprint)) for one in ends] == [1, 1]
+
+
+def test_consumers_ask_the_server_that_was_edited_though_there_is_another() -> None:
+    with serving(factory) as server, serving(factory) as second, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, second, queue=i, credit=2)) for i in range(2)]
+        came = {one.step: one["x"].tolist() for one in (next(both[0]), next(both[1]))}
+        step = edit(server, web=1, code=1)
+        for batches in zip(*both, strict=True):
+            came |= {batch.step: batch["x"].tolist() for batch in batches}
+    assert came == in_process(step)
+
+
 def test_a_consumer_that_starts_behind_an_edit_without_it_is_refused_by_name() -> None:
     def state_at(num: int) -> Any:
         with (
