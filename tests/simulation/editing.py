@@ -4,22 +4,22 @@ What a trainer is handed is a batch of the run that its position names, with tha
 these become more and never others. So two trainers are in one run if the edits of one are the first
 ones of the other, and lie behind what the other has been handed without them.
 
-A server that is begun anew knows no edit before somebody brings it. If some trainers have not heard
-of one then, or have saved nothing since, the others may come too late with it, and the run is *torn*:
-they are refused by name, and whoever has begun the job begins all of it anew, the servers too.
+A server that is begun anew knows no edit before somebody brings it. If some trainers have not
+heard of one then, or have saved nothing since, the others may come too late with it, and the run is
+*torn*: they are refused by name, and all is begun anew, the servers too.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from feeder.errors import ConfigError, FeedError, ResumeError
+from feeder.errors import ConfigError, ResumeError
 from feeder.state.fingerprint import fingerprint_digest
 from feeder.state.snapshot import HISTORY, Snapshot, StreamState
 from feeder.state.state_dict import unpack_position
 from feeder.workers.stream.position import Cut
 from simulation.sources import Edit, steps_in
-from simulation.stream import Feed, factory_of
+from simulation.stream import Feed, positions_of
 from simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from simulation.server import ServerProcess
     from simulation.trainer import TrainerProcess
 
-TRIES, TRY_S = 12, 0.06
-"""So often an edit is asked for, and so many seconds apart: it is refused while a trainer is away."""
+TRIES, TRY_S = 40, 0.02
+"""So often an edit is asked for, so many seconds apart: while a trainer is away it is refused."""
 
 Edits = tuple[Edit, ...]
 
 
 def cut_in(feed: Feed, position: bytes | StreamState) -> Cut:
     """The place that a position means, whatever edits its run has."""
-    positions = factory_of(feed).positions
+    positions = positions_of(feed)
     found = unpack_position(position) if isinstance(position, bytes) else Snapshot((position,))
     if isinstance(found, Snapshot) and HISTORY in found.states[0].fingerprint:
         (state,) = found.states
@@ -51,9 +51,6 @@ class Editor:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._made: dict[tuple[int, str], Edit] = {}
-        self.num_made = self.num_refused = self.num_torn = 0
-        """Edits; requests for one that were refused; and how often all was begun anew since some
-        trainers had not heard of one."""
         self.is_torn = False
         """Whether a server has begun that may be told too late of an edit."""
 
@@ -106,8 +103,8 @@ class Editor:
         except (ConfigError, ResumeError) as error:
             if (factory.positions, group.feed.run, group.leases) != (before, run, leases):
                 raise Violation(f"edits: one was refused and has changed {server.name}") from error
-            self.num_refused += 1
-            if tries:
+            job.counted["edits refused"] += 1
+            if tries and "has ended" not in str(error):
                 job.world.after(TRY_S, server.turn_of, lambda: self.edit(server, fault, tries - 1))
             return
         server.note(f"is edited at step {step}: {change}")
@@ -117,7 +114,7 @@ class Editor:
         if job.deal.next_round(step) != step:
             raise Violation(f"edits: one lies at {step}, within a round")
         self._made[step, change.why] = change._replace(step=step)
-        self.num_made += 1
+        job.counted["edits"] += 1
         if len(job.world.servers) > 1:
             self.is_torn = True
 
@@ -136,12 +133,15 @@ class Editor:
         """A server begins, which may hear of edits from those alone who have."""
         known = {edits for rank in self._job.ranks for edits in self._known_to(rank)}
         self.is_torn = self.is_torn or len(known) > 1
+        if len(known) == 1:
+            # What was not saved by anybody is lost.
+            self._job.go_on_with(*known)
 
     def _known_to(self, rank: Any) -> list[Edits]:
         """What a trainer brings, or would if its process were killed."""
         process, newest = rank.process, rank.newest()
         found = [self.edits_at(newest or self._job.start_position(rank))]
-        return found if process is None else [*found, process.edits]
+        return found if process is None else [*found, process.known]
 
     def begin_all(self, positions: tuple[bytes | None, ...]) -> Edits:
         """All trainers begin anew at these positions; returns the edits that they have."""
@@ -150,12 +150,11 @@ class Editor:
         if job.origin is not None and not servers:
             servers = [self.edits_at(job.origin)]
         given = [one for one in positions if one is not None]
-        most = max([*map(self.edits_at, given), *servers], key=len, default=())
         self.is_torn = (
             any(not self.fits(one, edits) for one in given for edits in servers)
             or len({*servers}) > 1
         )
-        return most
+        return max(map(self.edits_at, given), key=len, default=())
 
     def handed(self, process: TrainerProcess, number: float) -> None:
         """A trainer is handed a batch: it is of the run that the others are in."""
@@ -169,7 +168,11 @@ class Editor:
             is_one = all(rank.after <= mine[num].step for rank in job.ranks)
         elif is_one:
             is_one = number < run[num].step
-        if not (is_one or self.is_torn):
+        if is_one:
+            pass
+        elif self.is_torn:
+            job.counted["batches of two runs, of trainers that were torn apart"] += 1
+        else:
             raise Violation(
                 f"edits: {process.name} is handed batch {number} of a run with the edits {mine}, "
                 f"and others were in one with {run}"

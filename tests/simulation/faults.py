@@ -159,12 +159,15 @@ def of_sources(plan: Plan) -> Plan:
         feed = feed._replace(rounds="stream")  # An epoch without a whole round may be an error.
     rounds = rows * feed.epochs / feed.batch_size / feed.queues
     work_s = 0.1 + rounds * plan.think_s * 0.7
+    may_be_edited = not skips and (feed.rounds == "stream" or feed.queues == 1)
     for kind, num in (
-        ("edit", chance.choice((0, 1, 1, 2, 3))),
+        ("edit", chance.choice((1, 1, 2, 3) if may_be_edited else (0, 0, 1))),
         ("calls fail", chance.choice((0, 0, 1))),
     ):
         faults += [
-            Fault(chance.random() * work_s, kind, seconds=chance.random(), share=chance.random())
+            Fault(
+                0.8 * chance.random() * work_s, kind, seconds=chance.random(), share=chance.random()
+            )
             for _ in range(num)
         ]
     quiet_s = max((fault.at + fault.seconds for fault in faults), default=0.0)

@@ -3,6 +3,7 @@ here."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from simulation.editing import Editor, Edits
 from simulation.faults import OF_SOURCES, RESIZE, Fault, Plan
 from simulation.fleet import MINUTE_S
 from simulation.server import ServerProcess
-from simulation.stream import Deal, factory_of
+from simulation.stream import Deal, factory_of, positions_of
 from simulation.trainer import TrainerProcess, cut_of
 from simulation.world import BEGIN, Violation, World
 
@@ -45,7 +46,7 @@ class Rank:
         self.handed = 0
         """The same, since the job was last put back."""
         self.after = 0
-        """The number after the last batch that it was handed since then."""
+        """The number after the last batch that its process was handed; at first of its position."""
         self.may_be_fenced = False
         """Whether another process may have taken its queue."""
         self.lacks_start_s = 0.0
@@ -95,8 +96,8 @@ class Job:
         """Batches that trainers had been handed after each minute, where actors make the calls."""
         self.has_foreign = False
         """Whether a trainer has come with a position of another run."""
-        self.has_failed = False
-        """Whether calls of the fetch function have failed."""
+        self.counted = Counter[str]()
+        """What came of edits and of calls that fail."""
         self._age = 0
         self._num_servers = 0
         self._first_done_at: float | None = None
@@ -157,7 +158,7 @@ class Job:
         """The number of the first batch at a position that is dealt to somebody: a start leaves
         batches to nobody."""
         cut, feed = cut_of(self, position), self.deal.feed
-        step = cut.step + factory_of(feed).positions.within(cut)[0]
+        step = cut.step + positions_of(feed).within(cut)[0]
         if feed.rounds == "epoch" and not cut.finished:
             # A round ends with its epoch, which the position need not know.
             step = min(step, (cut.epoch + 1) * feed.batches_per_epoch)
@@ -188,6 +189,7 @@ class Job:
             self, rank, position=position, skip=skip, rejoins=rejoins, takes_over=takes_over,
             loads=self.plan.undecided and not rejoins,
         )  # fmt: skip
+        rank.after = process.begins_after
         if not rejoins:
             rank.most_handed = max(rank.most_handed, process.begins_at)
         process.note(f"begins at batch {process.step}{', rejoins' * rejoins}")
@@ -217,7 +219,7 @@ class Job:
         rank.num_errors = 0
         rank.most_handed = max(rank.most_handed, process.step)
         rank.handed = max(rank.handed, process.step)
-        rank.after = max(rank.after, process.after)
+        rank.after = process.after
 
     def go_on_with(self, edits: Edits) -> None:
         """The run that trainers are in has these edits from now on."""
@@ -270,7 +272,7 @@ class Job:
         rank.num_errors += 1
         if rank.num_errors > 40:
             raise Violation(f"waits: trainer {rank.name} gets one error after the other: {error}")
-        is_known = self.has_failed if isinstance(error, FetchError) else True
+        is_known = not isinstance(error, FetchError) or self.counted["calls that failed"]
         if isinstance(error, ConfigError) or not is_known:
             raise Violation(f"errors: {process.name} got {error!r}")
         rejoins = process.rejoins
@@ -290,8 +292,8 @@ class Job:
     def _mend(self, seconds: float) -> None:
         """Some trainers are in a run with an edit of which others have not heard: all are begun
         anew, and servers with them, which then hear of it from all."""
-        self.editor.num_torn += 1
-        if self.editor.num_torn > 20:
+        self.counted["jobs begun anew, torn"] += 1
+        if self.counted["jobs begun anew, torn"] > 20:
             raise Violation("waits: trainers are of two runs again and again")
         for one in self.servers:
             if not one.is_dead:
@@ -446,9 +448,11 @@ class Job:
             found = [rank.saved.get(deal.first(begins, rank.queue)) for rank in self.ranks]
             positions = tuple(one for one in found if one is not None)
             # Who has no batch of an epoch's last round stands before that round when it is over.
-            if len(positions) == len(found) and {*map(self._round_at, positions)} == {begins}:
-                if self.editor.are_of_one_run(positions):
-                    starts.append(Start(positions))
+            of_one_round = {*map(self._round_at, positions)} == {begins}
+            if len(positions) != len(found) or not of_one_round:
+                continue
+            if self.editor.are_of_one_run(positions):
+                starts.append(Start(positions))
         return starts[int(share * len(starts))]
 
     def _begin_all(self, start: Start, seconds: float) -> None:
@@ -618,7 +622,7 @@ class Job:
 
         def breaks(epoch: int, index: int) -> None:
             if self.world.now < ends and draws.random() < fault.share:
-                self.has_failed = True
+                self.counted["calls that failed"] += 1
                 raise OSError(f"call {index} of epoch {epoch} cannot be made")
 
         self.world.breaks = breaks

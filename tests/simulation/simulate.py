@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -46,6 +47,8 @@ class Outcome(NamedTuple):
     """Batches that trainers had been handed after each minute."""
     fleets: list[Fleet]
     """The actors of each run of each server."""
+    counted: Counter[str]
+    """What came of edits and of calls that fail."""
 
     @property
     def invariant(self) -> str:
@@ -151,7 +154,7 @@ def run(plan: Plan, *, records: bool = False) -> Outcome:
     fleets = [fleet for server in job.servers for fleet in server.fleets]
     return Outcome(
         plan, world.num_events, world.now - BEGIN, violation, world.history or [],
-        job.handed_by, fleets,
+        job.handed_by, fleets, job.counted,
     )  # fmt: skip
 
 
@@ -229,8 +232,10 @@ def main() -> int:
     began = time.process_time()
     num = num_events = 0
     failed: list[Outcome] = []
+    counted = Counter[str]()
     for outcome in campaign(range(wish.seed, wish.seed + wish.runs), kind):
         num, num_events = num + 1, num_events + outcome.num_events
+        counted.update(outcome.counted)
         if outcome.violation:
             failed.append(outcome)
             print(f"seed {outcome.plan.seed}: {outcome.violation}", flush=True)
@@ -242,6 +247,8 @@ def main() -> int:
         f"{num} runs, {num_events} events ({num_events // max(1, num)} a run), {len(failed)} "
         f"violations, {took:.1f} s of CPU time ({num * 60 / took:.0f} runs a minute)"
     )
+    for what, times in sorted(counted.items()):
+        print(f"{what}: {times}")
     return 1 if failed else 0
 
 

@@ -54,16 +54,21 @@ def steps_in(fingerprint: Any) -> tuple[tuple[int, str], ...]:
     return () if history is None else tuple((one[3], one[4]) for one in history[2])
 
 
-def source_of(feed: Feed, weights: tuple[int, ...] = ()) -> Any:
-    """The source of a feed, with its own weights or others."""
+def source_of(feed: Feed, weights: tuple[int, ...]) -> Any:
+    """The source of a feed, with these weights."""
     size = -(-feed.calls * feed.chunk_rows // len(feed.weights))
-    parts = [
-        sources.arrays(np.arange(size) + UNIT * i).shuffle(seed=1) for i in range(len(feed.weights))
-    ]
-    if feed.skips:
-        return parts[0].map(_read, on_error="skip")
-    given = zip(parts, weights or feed.weights, strict=True)
-    return sources.mix({f"s{i}": pair for i, pair in enumerate(given)})
+    if not feed.skips:
+        return _mixture(size, weights)
+    return _part(0, size).map(_read, on_error="skip")
+
+
+@lru_cache(512)
+def _mixture(size: int, weights: tuple[int, ...]) -> Any:
+    return sources.mix({f"s{i}": (_part(i, size), weight) for i, weight in enumerate(weights)})
+
+
+def _part(number: int, size: int) -> Any:
+    return sources.arrays(np.arange(size) + UNIT * number).shuffle(seed=1)
 
 
 def _read(record: Any) -> Any:
@@ -73,7 +78,7 @@ def _read(record: Any) -> Any:
 
 
 def coordinator_of(
-    feed: Feed, source: Any, resume: Any = None, **settings: Any
+    feed: Feed, weights: tuple[int, ...] = (), resume: Any = None, **settings: Any
 ) -> feeder.Coordinator:
     """The feed of a source, with its settings or others."""
     given: dict[str, Any] = {
@@ -82,8 +87,9 @@ def coordinator_of(
         "retries": feed.retries, **settings,
     }  # fmt: skip
     return feeder.init_data_input_workers(
-        ["x"], source, input_source_name=NAME, epochs=feed.epochs, last_batch=feed.last_batch,
-        coordinator=feeder.Coordinator(), resume=resume, **given,
+        ["x"], source_of(feed, weights or feed.weights), input_source_name=NAME,
+        epochs=feed.epochs, last_batch=feed.last_batch, coordinator=feeder.Coordinator(),
+        resume=resume, **given,
     )  # fmt: skip
 
 
@@ -94,7 +100,7 @@ def content(batch: Batch) -> bytes:
 
 def rows_in(feed: Feed, epoch: int) -> Any:
     """The rows of an epoch, as a naive loop reads them call by call."""
-    source = source_of(feed)
+    source = source_of(feed, feed.weights)
     return np.concatenate([*_chunks(source, feed.batch_size, epoch)])
 
 
@@ -115,7 +121,7 @@ def edited(feed: Feed) -> list[bytes]:
     weights, state, why = feed.weights, None, None
     with real_time(), patch.object(HostQueue, "_wait_for_batch", _WAIT):
         for edit in (*feed.edits, None):
-            with coordinator_of(feed, source_of(feed, weights), state, edit=why, **alone) as made:
+            with coordinator_of(feed, weights, state, edit=why, **alone) as made:
                 end = None if edit is None else edit.step - len(found)
                 found += [content(batch) for batch in islice(made[NAME], end)]
                 state = made.state_dict()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 import feeder
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.server.factory import FeedFactory
+from feeder.state.positions import Positions
 from feeder.workers.enqueuer import DeviceQueue, RoundRobinRouter
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.bound import Held
@@ -31,7 +32,7 @@ from feeder.workers.stream.merge import MergedChunks
 from feeder.workers.stream.position import Cut, Frame, Partitions, Position, Span
 from feeder.workers.stream.rounds import Turns
 from feeder.workers.stream.spec import RunSpec, StreamSpec
-from simulation.sources import NAME, Edit, coordinator_of, edited, rows_in, source_of
+from simulation.sources import NAME, Edit, coordinator_of, edited, rows_in
 from simulation.world import World
 
 if TYPE_CHECKING:
@@ -206,15 +207,23 @@ def calls_of(feed: Feed) -> Callable[[Call], Any]:
 
 @cache
 def _template(feed: Feed) -> FeedFactory:
-    coordinator = coordinator_of(feed, source_of(feed)) if feed.weights else feeder.init_data_input_workers(
-        ["x"], calls_of(feed), feed.batch_size, 1, NAME, devices=feed.queues, epochs=feed.epochs,
-        last_batch=feed.last_batch, writable=feed.writable, num_threads=feed.threads,
-        rounds=feed.rounds, last_round=feed.last_round,
-        coordinator=feeder.Coordinator(),
-    )  # fmt: skip
+    if feed.weights:
+        coordinator = coordinator_of(feed)
+    else:
+        coordinator = feeder.init_data_input_workers(
+            ["x"], calls_of(feed), feed.batch_size, 1, NAME, devices=feed.queues,
+            epochs=feed.epochs, last_batch=feed.last_batch, writable=feed.writable,
+            num_threads=feed.threads, rounds=feed.rounds, last_round=feed.last_round,
+            coordinator=feeder.Coordinator(),
+        )  # fmt: skip
     factory = FeedFactory(NAME, coordinator, None, feed.queues, feed.replicas)
     factory.make(None)  # From here on it gives the same settings each time.
     return factory
+
+
+def positions_of(feed: Feed) -> Positions:
+    """What the positions of a feed mean, as long as it is not edited."""
+    return _template(feed._replace(edits=())).positions
 
 
 def factory_of(feed: Feed) -> FeedFactory:
@@ -222,9 +231,7 @@ def factory_of(feed: Feed) -> FeedFactory:
     feed = feed._replace(edits=())
     if feed.skips:
         # What a source has passed over is of one process: each server has a source of its own.
-        def make() -> feeder.Coordinator:
-            return coordinator_of(feed, source_of(feed))
-
+        make = partial(coordinator_of, feed)
         return FeedFactory(NAME, make(), make, feed.queues, feed.replicas)
     made = copy.copy(_template(feed))
     made._former = []

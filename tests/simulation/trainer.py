@@ -27,7 +27,7 @@ from feeder.state.state_dict import STATE_KEY
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut
 from simulation.disk import KilledError
-from simulation.editing import cut_in
+from simulation.editing import Edits, cut_in
 from simulation.network import Link
 from simulation.process import Process
 from simulation.server import told
@@ -72,8 +72,8 @@ class TrainerProcess(Process):
         self.edits = job.editor.edits_at(position)
         """Those of the run that it goes on in, as it knows it."""
         self._identity: Identity | None = None
-        self._edited_from = 0 if position is None else job.place(position)
-        """Edits that are news to it lie at this batch, or behind it."""
+        self.begins_after = 0 if position is None else job.place(position)
+        """The number of the batch after those that its position says it has had."""
         self.begins_at = self.step
         self.after = self.step
         """The number of the batch after the last one that it was handed."""
@@ -289,7 +289,7 @@ class TrainerProcess(Process):
         while len(held) > plan.hold + 2 or (held and not plan.keeps and self._draws.random() < 0.6):
             held.popleft()
         self.job.editor.handed(self, step)
-        self.after = self._edited_from = floor(step) + 1
+        self.after = floor(step) + 1
         self.step = self.deal.first(self.after, self.rank.queue)
         self.job.handed(self)
         if self.breaks_late and self.link is not None and self.step >= self.deal.end:
@@ -312,11 +312,12 @@ class TrainerProcess(Process):
         found = self.job.editor.edits_in(identity.fingerprint)
         if found == before:
             return
+        had = self.begins_after if self.step == self.begins_at else self.after
         num = len(before)
-        if found[:num] != before or found[num].step < self._edited_from:
+        if found[:num] != before or found[num].step < had:
             raise Violation(
                 f"edits: {self.name} was in a run with the edits {before}, up to batch "
-                f"{self._edited_from}, and is now in one with {found}"
+                f"{had}, and is now in one with {found}"
             )
         self.edits, feed = found, self.deal.feed._replace(edits=found)
         self.deal, self._rows = self.deal._replace(feed=feed), rows_of(feed)
@@ -333,16 +334,22 @@ class TrainerProcess(Process):
         assert self.consumer is not None
         position = self.consumer.state_dict()[STATE_KEY]
         step = step_of(self.job, position)
-        if step not in (self.after, self._edited_at(position)):
+        if step not in (self.after, self._edited_at(position, self.after)):
             raise Violation(
                 f"positions: after batch {self.after - 1} the position of {self.name} is {step}"
             )
         return self._store_position(position)
 
-    def _edited_at(self, position: bytes) -> int | None:
-        """Where an edit lies at the end of the round that it is in, a position that has the edit
-        is that end."""
-        ends = self.deal.next_round(self.after)
+    @property
+    def known(self) -> Edits:
+        """The edits that it would bring to a server."""
+        identity = self.loop.machine._identity
+        return self.edits if identity is None else self.job.editor.edits_in(identity.fingerprint)
+
+    def _edited_at(self, position: bytes, after: int) -> int | None:
+        """Where an edit lies at the end of the round that a place is in, a position that has the
+        edit is that end."""
+        ends = self.deal.next_round(after)
         edits = self.job.editor.edits_at(position)
         return ends if any(one.step == ends for one in edits) else None
 
@@ -395,7 +402,7 @@ class TrainerProcess(Process):
                 expected = step_of(job, came_with)
             elif not self.rejoins:
                 expected = job.origin_at
-        if found != expected:
+        if found not in (expected, self._edited_at(position, expected)):
             raise Violation(
                 f"positions: {self.name} came with {expected}, and before its first batch its "
                 f"position is {found}"
@@ -415,7 +422,7 @@ class TrainerProcess(Process):
             return
         (state,) = Snapshot.from_bytes(answer).states
         found = cut_in(self.deal.feed, state)
-        edited_at = self._edited_at(bytes(Snapshot((state,)))) or self.after
+        edited_at = self._edited_at(bytes(Snapshot((state,))), self.after) or self.after
         steps = {self._asked_after, self.after, edited_at}
         # Where no batch is left of its queue, the end is the same place for it.
         if found.finished and self._asked_step >= self.deal.end:
