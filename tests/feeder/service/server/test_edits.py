@@ -628,6 +628,35 @@ def test_a_position_before_the_step_of_an_edit_has_it(more: int) -> None:
     assert came == {i: wanted[i] for i in range(2 * more + 2, 2 * more + 18)}
 
 
+def test_a_position_has_two_edits_that_were_made_before_its_batches_were_handed_out() -> None:
+    """Also at the step of the first one."""
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=4)) for i in range(2)]
+        for number in range(2):
+            wait_until(lambda: [one.sent for one in server.group.membership.members] == [4, 4])
+            assert edit(server, web=1, code=1 + number) == 8 + 8 * number
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        edits = []
+        for _ in range(9):
+            next(both[0]), next(both[1])
+            (state,) = Snapshot.from_bytes(both[0].state_dict()["feeder"]).states
+            edits.append(len(history_of(state.fingerprint)))
+    assert edits == [2] * 9
+
+
+def test_who_was_away_at_an_edit_is_told_who_holds_its_queue() -> None:
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
+        next(both[0]), next(both[1])
+        edit(server, web=1, code=1)
+        process_of(both[0]).pause()
+        taker = reading(server, queue=0, resume=both[0].state_dict(), rejoin=True, takeover=True)
+        stack.enter_context(taker)
+        process_of(both[0]).go_on()
+        with pytest.raises(feeder.LeaseLost, match="is held by"):
+            list(both[0])
+
+
 def test_a_position_before_an_edit_of_the_size_is_one_of_the_run_before() -> None:
     with serving(factory) as server, ExitStack() as stack:
         both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
