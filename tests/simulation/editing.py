@@ -80,7 +80,11 @@ class Editor:
         num = min(len(mine), len(edits))
         if mine[:num] != edits[:num]:
             return False
-        return num == len(edits) or self._job.place(position) <= edits[num].step
+        if num == len(edits):
+            return True
+        # What has another size cannot be had from a place of before.
+        is_resized = any(one.size for one in edits[num:])
+        return not is_resized and self._job.place(position) <= edits[num].step
 
     def are_of_one_run(self, positions: tuple[bytes, ...]) -> bool:
         """Whether all can begin together at these."""
@@ -95,7 +99,7 @@ class Editor:
         if server.is_dead or job.is_resizing:
             return
         factory = group.feed.factory
-        change = self._draw(fault, factory.config.stream.batch_size)
+        change = self._draw(fault)
         before, run, leases = factory.positions, group.feed.run, group.leases
         sent = [one.sent_to.step for one in leases if one.sent_to is not None]
         try:
@@ -115,17 +119,20 @@ class Editor:
             raise Violation(f"edits: one lies at {step}, within a round")
         self._made[step, change.why] = change._replace(step=step)
         job.counted["edits"] += 1
-        if len(job.world.servers) > 1:
+        # Nobody can go on in the run of now from a position of before another size.
+        if len(job.world.servers) > 1 or change.size:
             self.is_torn = True
 
-    def _draw(self, fault: Fault, size: int) -> Edit:
+    def _draw(self, fault: Fault) -> Edit:
         job = self._job
         feed, draws = job.deal.feed, job.world.draws(f"edit {fault.at}")
         weights: tuple[int, ...] = ()
         if draws.random() < 0.8 and len(feed.weights) > 1:
             weights = tuple(draws.randint(1, 4) for _ in feed.weights)
         seed = draws.randint(1, 9) if draws.random() < 0.3 else None
-        return Edit(0, f"{fault.at:.6f}", weights, None, seed)
+        resized = feed.queues == 1 and draws.random() < 0.3
+        size = draws.randint(1, 5) if resized else None
+        return Edit(0, f"{fault.at:.6f}", weights, size, seed)
 
     # ---- what follows
 
@@ -156,9 +163,20 @@ class Editor:
         )
         return max(map(self.edits_at, given), key=len, default=())
 
+    def check_position(self, position: bytes, edits: Edits, whose: str) -> None:
+        """A position of a run with these edits has them."""
+        mine = self.edits_at(position)
+        num = len(mine)
+        if mine != edits[:num] or not (num == len(edits) or any(e.size for e in edits[num:])):
+            raise Violation(f"positions: one of {whose} has the edits {mine}, expected {edits}")
+
     def handed(self, process: TrainerProcess, number: float) -> None:
         """A trainer is handed a batch: it is of the run that the others are in."""
         job = self._job
+        for rank in job.ranks:
+            other = rank.process
+            if other is not None and other.served_by is process.served_by:
+                self._check_beside(process, number, other)
         mine, run = process.edits, job.deal.feed.edits
         if mine == run or job.is_resizing:
             return
@@ -179,3 +197,22 @@ class Editor:
             )
         if len(mine) > len(run):
             job.go_on_with(mine)
+
+    def _check_beside(
+        self, process: TrainerProcess, number: float, other: TrainerProcess
+    ) -> None:  # fmt: skip
+        """One server gives nobody batches of another run than others."""
+        mine, others = process.edits, other.edits
+        if mine == others:
+            return
+        num = min(len(mine), len(others))
+        is_one = mine[:num] == others[:num]
+        if is_one and len(mine) > num:
+            is_one = other.step == other.begins_at or other.after <= mine[num].step
+        elif is_one:
+            is_one = number < others[num].step
+        if not is_one:
+            raise Violation(
+                f"edits: {process.name} is handed batch {number} of a run with the edits {mine}, "
+                f"and {other.name} those of one with {others}, by one server"
+            )

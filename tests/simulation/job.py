@@ -719,6 +719,10 @@ class Job:
                 )
 
     def _check_stored(self, server: ServerProcess) -> None:
+        edits = self.editor.of_server(server)
+        if edits:
+            stored = bytes(Snapshot((server.group.state(),)))
+            self.editor.check_position(stored, edits, server.name)
         place = server.group.low_watermark.place
         if place is None:
             return

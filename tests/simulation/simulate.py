@@ -18,6 +18,7 @@ import zmq
 
 from feeder import waking
 from feeder.devices import host
+from feeder.errors import FeedError
 from feeder.service.client import consumer
 from feeder.service.client import io_loop as client_loop
 from feeder.service.client import lease as client_lease
@@ -150,6 +151,8 @@ def run(plan: Plan, *, records: bool = False) -> Outcome:
         finish(world, job)
     except Violation as error:
         violation = str(error)
+    except FeedError as error:
+        violation = f"errors: a user gets {error!r}"
     job.forget()
     fleets = [fleet for server in job.servers for fleet in server.fleets]
     return Outcome(

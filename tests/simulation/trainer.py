@@ -72,6 +72,10 @@ class TrainerProcess(Process):
         self.edits = job.editor.edits_at(position)
         """Those of the run that it goes on in, as it knows it."""
         self._identity: Identity | None = None
+        self.served_by: object = None
+        """The server whose batches it is handed."""
+        self._given_by: dict[int, tuple[Identity, object]] = {}
+        """Of each lease what its server has said, and the server."""
         self.begins_after = 0 if position is None else job.place(position)
         """The number of the batch after those that its position says it has had."""
         self.begins_at = self.step
@@ -187,7 +191,9 @@ class TrainerProcess(Process):
 
     def _look(self) -> None:
         """Whether the user's thread can go on."""
-        inbox = self.loop.inbox
+        inbox, identity = self.loop.inbox, self.loop.machine._identity
+        if identity is not None and id(identity) not in self._given_by and self.link is not None:
+            self._given_by[id(identity)] = identity, self.link._server
         if self.consumer is None:
             if inbox.has_opened or inbox.failure is not None:
                 self._connected()
@@ -309,6 +315,7 @@ class TrainerProcess(Process):
         if identity is self._identity:
             return
         self._identity, before = identity, self.edits
+        _, self.served_by = self._given_by.get(id(identity), (None, self.served_by))
         found = self.job.editor.edits_in(identity.fingerprint)
         if found == before:
             return
@@ -338,6 +345,12 @@ class TrainerProcess(Process):
             raise Violation(
                 f"positions: after batch {self.after - 1} the position of {self.name} is {step}"
             )
+        edits = self.job.editor.edits_in(self.consumer._lease.identity.fingerprint)
+        if edits:
+            self.job.editor.check_position(position, edits, self.name)
+            last = self.loop.machine._last
+            if last is not None:
+                self.job.editor.check_position(last.asked, self.known, self.name)
         return self._store_position(position)
 
     @property
