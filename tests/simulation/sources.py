@@ -113,6 +113,15 @@ def _chunks(source: Any, size: int, epoch: int) -> Iterator[Any]:
 
 
 @lru_cache(512)
+def left_out(feed: Feed) -> list[Any]:
+    """What the whole run passes over, as a source says it whose calls are made one by one."""
+    source = source_of(feed, feed.weights)
+    for epoch in range(feed.epochs):
+        assert [*_chunks(source, feed.batch_size, epoch)]
+    return [tuple(one) for one in source.left_out]
+
+
+@lru_cache(512)
 def edited(feed: Feed) -> list[bytes]:
     """The rows of each batch of an edited run: that of one process, which is stopped at each edit
     and resumed with it. To how many queues its batches are dealt changes none of them."""

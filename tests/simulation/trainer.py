@@ -31,7 +31,7 @@ from simulation.editing import Edits, cut_in
 from simulation.network import Link
 from simulation.process import Process
 from simulation.server import told
-from simulation.sources import NAME, content
+from simulation.sources import NAME, content, left_out
 from simulation.stream import rows_of
 from simulation.world import Violation, WouldWaitError
 
@@ -433,10 +433,17 @@ class TrainerProcess(Process):
         self._request = None
         if isinstance(answer, RemoteError):
             return
-        (state,) = Snapshot.from_bytes(answer).states
-        found = cut_in(self.deal.feed, state)
+        (state,), feed = Snapshot.from_bytes(answer).states, self.deal.feed
+        found = cut_in(feed, state)
         edited_at = self._edited_at(bytes(Snapshot((state,))), self.after) or self.after
         steps = {self._asked_after, self.after, edited_at}
+        if feed.skips:
+            # Not all of them: a position that a trainer has saved, from which a server goes on, has
+            # none, and of a server's runs the first one's source tells them.
+            at = found.position
+            done = {one for one in left_out(feed) if one[:2] < (at.epoch, at.calls[0])}
+            if more := {*state.left_out} - done:
+                raise Violation(f"rows: {self.name} is told that {more} were passed over")
         # Where no batch is left of its queue, the end is the same place for it.
         if found.finished and self._asked_step >= self.deal.end:
             return

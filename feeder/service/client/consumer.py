@@ -26,7 +26,7 @@ from feeder.feeds.records import Rows, asked_of, records_of
 from feeder.service.client.inbox import Loading
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.lease import ClientLease
-from feeder.service.client.remote import Identity, RemotePosition
+from feeder.service.client.remote import Identity
 from feeder.service.faults import point
 from feeder.service.protocol.seats import seat_name, seat_of
 from feeder.state.history import digests_before
