@@ -160,6 +160,7 @@ class Editor:
         self.is_torn = (
             any(not self.fits(one, edits) for one in given for edits in servers)
             or len({*servers}) > 1
+            or any(one.size for one in self._made.values())
         )
         return max(map(self.edits_at, given), key=len, default=())
 

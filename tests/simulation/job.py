@@ -158,8 +158,11 @@ class Job:
         """The number of the first batch at a position that is dealt to somebody: a start leaves
         batches to nobody."""
         cut, feed = cut_of(self, position), self.deal.feed
+        if cut.finished:
+            # Batches of a round that was dropped at the end of the stream stay so.
+            return max(cut.step, feed.num_batches)
         step = cut.step + positions_of(feed).within(cut)[0]
-        if feed.rounds == "epoch" and not cut.finished:
+        if feed.rounds == "epoch":
             # A round ends with its epoch, which the position need not know.
             step = min(step, (cut.epoch + 1) * feed.batches_per_epoch)
         return step
@@ -299,6 +302,7 @@ class Job:
             if not one.is_dead:
                 one.kill()
         self._begin_all(self._older(self._draws.random()), seconds)
+        self.end_others()
         self._begin_server(0)
 
     def _begin_again(self, process: TrainerProcess, age: int, rejoins: bool) -> None:
@@ -722,7 +726,9 @@ class Job:
         edits = self.editor.of_server(server)
         if edits:
             stored = bytes(Snapshot((server.group.state(),)))
-            self.editor.check_position(stored, edits, server.name)
+            # One of before all trainers were put back stands until they have used a round.
+            if self.editor.fits(stored, edits):
+                self.editor.check_position(stored, edits, server.name)
         place = server.group.low_watermark.place
         if place is None:
             return

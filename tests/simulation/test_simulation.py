@@ -35,7 +35,7 @@ def test_nothing_breaks_whatever_goes_wrong() -> None:
 
 def test_nor_where_a_round_begins_in_each_epoch() -> None:
     kinds = set[tuple[str, int]]()
-    for outcome in campaign(range(25), "epoch"):
+    for outcome in campaign(range(20), "epoch"):
         feed = outcome.plan.feed
         assert not outcome.violation, (
             f"scripts/nightly simulate --rounds epoch --seed {outcome.plan.seed} --history"
