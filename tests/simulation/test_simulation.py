@@ -66,7 +66,7 @@ def test_nor_where_feeds_of_sources_are_edited_and_fail() -> None:
         ("the base of a lease", "stored"),
         ("whoever deals", "rows"),
         ("an epoch begins no round", "errors"),
-        ("the next server is asked without an edit", "positions"),
+        ("an edit is forgotten until a batch has come", "positions"),
         ("a slot goes to another queue", "errors"),
     ],
 )
