@@ -101,6 +101,7 @@ class Editor:
         factory = group.feed.factory
         change = self._draw(fault)
         before, run, leases = factory.positions, group.feed.run, group.leases
+        deal = job.deal._replace(feed=job.deal.feed._replace(edits=self.of_server(server)))
         sent = [one.sent_to.step for one in leases if one.sent_to is not None]
         try:
             step = group.edit(change.change, change.why)
@@ -115,7 +116,7 @@ class Editor:
         server.notify()
         if max(sent, default=0) > step:
             raise Violation(f"edits: one lies at {step}, and batches up to {max(sent)} were sent")
-        if job.deal.next_round(step) != step:
+        if deal.next_round(step) != step:
             raise Violation(f"edits: one lies at {step}, within a round")
         self._made[step, change.why] = change._replace(step=step)
         job.counted["edits"] += 1
