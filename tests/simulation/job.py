@@ -709,17 +709,18 @@ class Job:
         if isinstance(server.loop.exit_condition.failure, FetchError):
             self.world.after(0.2, self._begin_server, 0)
             return
-        num, ranks = self.deal.end, self.ranks
+        feed = self.deal.feed._replace(edits=self.editor.of_server(server))
+        deal, ranks = self.deal._replace(feed=feed), self.ranks
         # Who has heard of nobody since the job was put back ends for those before.
         if not any(one.is_done or (one.process and one.process.was_connected) for one in ranks):
             return
         for rank in ranks:
             stands = 0 if rank.process is None else rank.process.step
-            step = self.deal.first(max(rank.handed, stands), rank.queue)
-            if not rank.is_done and step < num:
+            step = deal.first(max(rank.handed, stands), rank.queue)
+            if not rank.is_done and step < deal.end:
                 raise Violation(
                     f"stored: a server ends, and trainer {rank.name} was handed batches up to "
-                    f"{rank.handed} of {num}"
+                    f"{rank.handed} of {deal.end}"
                 )
 
     def _check_stored(self, server: ServerProcess) -> None:

@@ -85,7 +85,8 @@ class TrainerProcess(Process):
         """Whether it is a second process for its queue, which nobody wants; whether its position is
         one of another run."""
         self.was_connected = False
-        self._rows = rows_of(job.deal.feed._replace(edits=self.edits))
+        feed = job.deal.feed._replace(edits=self.edits)
+        self.deal, self._rows = job.deal._replace(feed=feed), rows_of(feed)
         self._think_s = plan.think_s * plan.of_seat(plan.paces, seat)
         self._store = None if rank.host is None else rank.host.open()
         self.is_cut_off = False
