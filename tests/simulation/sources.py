@@ -114,11 +114,14 @@ def _chunks(source: Any, size: int, epoch: int) -> Iterator[Any]:
 
 @lru_cache(512)
 def left_out(feed: Feed) -> list[Any]:
-    """What the whole run passes over, as a source says it whose calls are made one by one."""
-    source = source_of(feed, feed.weights)
+    """What the run passes over in each epoch, as a source says it that has read no other one: a
+    record is listed once."""
+    found: list[Any] = []
     for epoch in range(feed.epochs):
+        source = source_of(feed, feed.weights)
         assert [*_chunks(source, feed.batch_size, epoch)]
-    return [tuple(one) for one in source.left_out]
+        found += map(tuple, source.left_out)
+    return found
 
 
 @lru_cache(512)
