@@ -91,6 +91,9 @@ CAMPAIGNS = {
     "simulate-epochs": Campaign(
         "the same with rounds of an epoch",
         "simulation.simulate", "--rounds epoch --runs 5000 --seed {seed}0000", 30),
+    "simulate-sources": Campaign(
+        "the same with feeds of sources, which are edited, leave records out and fail",
+        "simulation.simulate", "--sources --runs 5000 --seed {seed}0000", 30),
     "simulate-planted": Campaign(
         "plants bugs that the service once had: a run finds each; exhaustive: takes no seed",
         "simulation.planted", "", 60),

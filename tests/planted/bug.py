@@ -44,7 +44,8 @@ class Bug:
     """Node ids of pytest. Each of them, run by itself, has to fail; of a parametrised test one
     case."""
     by: tuple[str, ...] = ()
-    """Who else finds it: `simulation`, `simulation of epochs`, `chaos`, `schedules`."""
+    """Who else finds it: `simulation`, `simulation of epochs`, `simulation of sources`, `chaos`,
+    `schedules`."""
     seed: int | None = None
     """A seed with which the simulator finds it, where one is known."""
 

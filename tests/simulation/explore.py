@@ -31,17 +31,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from feeder.service.protocol import membership as ms
-from simulation.model import (
-    FAULTS,
-    Limits,
-    Server,
-    Servers,
-    Standing,
-    Trainer,
-    Trainers,
-    View,
-    Violation,
-)
+from simulation.model import FAULTS, Limits, Standing, Trainer, Trainers, View, Violation
+from simulation.model_server import Server, Servers
 
 State = tuple[Any, ...]
 

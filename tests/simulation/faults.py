@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from simulation.fleet import Workers
 from simulation.stream import Feed
@@ -65,6 +65,13 @@ one of seven runs, from a generator of its own, so that all else of a run is as 
 DISK_KINDS = {"power": 10, "die in save": 6, "full disk": 3, "slow disk": 2, "damage": 3}
 """Those that come as well where positions are saved to disks."""
 
+OF_SOURCES = "edit", "calls fail"
+"""Those that come as well where the feed is of sources."""
+
+Kind = Literal["stream", "epoch", "sources"]
+"""What a run's feed is like: calls of a small function, with rounds of the stream or of each epoch;
+or sources, which are edited, leave records out and fail, with rounds of either kind."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -122,7 +129,8 @@ class Plan:
             f"seed {self.seed}: {feed.queues} queues, {feed.num_batches} batches of "
             f"{feed.batch_size} rows, chunks of {feed.chunk_rows}, {feed.epochs} epochs, "
             f"{feed.replicas} replicas, last_batch={feed.last_batch}, rounds={feed.rounds}, "
-            f"last_round={feed.last_round}, lease {self.lease_s} s, "
+            f"last_round={feed.last_round}, weights {feed.weights}, skips={feed.skips}, "
+            f"retries={feed.retries}, lease {self.lease_s} s, "
             f"credits {self.credits}, hold {self.hold}, keeps={self.keeps}, "
             f"has_disks={self.has_disks}, planes {self.planes}, {self.addresses} addresses, "
             f"exit_when={self.exit_when}, undecided={self.undecided}",
@@ -131,8 +139,42 @@ class Plan:
         return "\n".join(lines)
 
 
-def draw(seed: int | str, rounds: str = "stream") -> Plan:
-    """The plan of a seed, in which rounds are of the stream, or of an epoch."""
+def draw(seed: int | str, kind: Kind = "stream") -> Plan:
+    """The plan of a seed."""
+    return of_sources(_draw(seed, "stream")) if kind == "sources" else _draw(seed, kind)
+
+
+def of_sources(plan: Plan) -> Plan:
+    """The same plan for a feed of sources, with what happens to those."""
+    chance, feed, faults = random.Random(f"sources {plan.seed}"), plan.feed, [*plan.faults]
+    skips = chance.random() < 0.15
+    feed = feed._replace(
+        weights=(1,) if skips else chance.choice(((1,), (2, 1), (3, 2), (1, 1, 1))), skips=skips,
+        last_batch=chance.choice(("keep", "drop", "pad")),
+        last_round=chance.choice(("uneven", "drop", "pad")), retries=chance.choice((0, 0, 1)),
+        rounds=chance.choice(("stream", "stream", "stream", "epoch")),
+    )  # fmt: skip
+    rows = feed.calls * feed.chunk_rows
+    if rows // feed.batch_size < feed.queues:
+        feed = feed._replace(rounds="stream")  # An epoch without a whole round may be an error.
+    rounds = rows * feed.epochs / feed.batch_size / feed.queues
+    work_s = 0.1 + rounds * plan.think_s * 0.7
+    may_be_edited = not skips and (feed.rounds == "stream" or feed.queues == 1)
+    for kind, num in (
+        ("edit", chance.choice((1, 1, 2, 3) if may_be_edited else (0, 0, 1))),
+        ("calls fail", chance.choice((0, 0, 1))),
+    ):
+        faults += [
+            Fault(
+                0.8 * chance.random() * work_s, kind, seconds=chance.random(), share=chance.random()
+            )
+            for _ in range(num)
+        ]
+    quiet_s = max((fault.at + fault.seconds for fault in faults), default=0.0)
+    return replace(plan, feed=feed, faults=tuple(sorted(faults)), quiet_s=quiet_s)
+
+
+def _draw(seed: int | str, rounds: str) -> Plan:
     chance = random.Random(f"plan {seed}")
     queues = chance.choice((1, 2, 2, 2, 3, 3, 4))
     size, chunk = chance.choice(((2, 2), (2, 3), (3, 2), (2, 5), (4, 1)))

@@ -253,7 +253,7 @@ class FleetPipeline(Pipeline):
                 raise ClosedError("the feed is stopped")
             merged = merge.next()
             if isinstance(merged, EpochEnd):
-                self._end_epoch(merged.position)
+                yield from self._end_epoch(merged.position)
             elif merged is not None:
                 yield from self._take(merged)
                 continue

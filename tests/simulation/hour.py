@@ -15,7 +15,8 @@ from feeder.service.client import machine
 from simulation.faults import Fault, Plan
 from simulation.fleet import MINUTE_S, Workers
 from simulation.simulate import run, simulated
-from simulation.stream import NAME, Feed, calls_of, content, factory_of, rows_of
+from simulation.sources import NAME, content
+from simulation.stream import Feed, calls_of, factory_of, rows_of
 
 CHUNK_ROWS, BATCH_SIZE = 5, 128
 SLOW_SHARE, KILLED_SHARE = 0.01, 0.1

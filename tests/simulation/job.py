@@ -3,15 +3,20 @@ here."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
-from feeder.errors import ConfigError, ConnectTimeout, FeedError, ResumeError
+from feeder.errors import ConfigError, ConnectTimeout, FeedError, FetchError, ResumeError
+from feeder.state.snapshot import Snapshot
+from feeder.state.state_dict import unpack_position
 from simulation.disk import Host
-from simulation.faults import RESIZE, Fault, Plan
+from simulation.editing import Editor, Edits
+from simulation.faults import OF_SOURCES, RESIZE, Fault, Plan
 from simulation.fleet import MINUTE_S
 from simulation.server import ServerProcess
-from simulation.stream import Deal, factory_of
+from simulation.stream import Deal, factory_of, positions_of
 from simulation.trainer import TrainerProcess, cut_of
 from simulation.world import BEGIN, Violation, World
 
@@ -40,6 +45,8 @@ class Rank:
         """The step after the last batch that any of its processes was handed."""
         self.handed = 0
         """The same, since the job was last put back."""
+        self.after = 0
+        """The number after the last batch that its process was handed; at first of its position."""
         self.may_be_fenced = False
         """Whether another process may have taken its queue."""
         self.lacks_start_s = 0.0
@@ -70,6 +77,9 @@ class Job:
         self._draws = world.draws("job")
         self.addresses = ("ipc:///first", "ipc:///second")
         self.deal = Deal(plan.feed)
+        """How batches are dealt to trainers; of a feed that is edited, with the edits of the run
+        that they are in."""
+        self.editor = Editor(self)
         self._num_deals = 0
         self.ranks = self._make_ranks()
         self.servers: list[ServerProcess] = []
@@ -86,6 +96,8 @@ class Job:
         """Batches that trainers had been handed after each minute, where actors make the calls."""
         self.has_foreign = False
         """Whether a trainer has come with a position of another run."""
+        self.counted = Counter[str]()
+        """What came of edits and of calls that fail."""
         self._age = 0
         self._num_servers = 0
         self._first_done_at: float | None = None
@@ -135,18 +147,22 @@ class Job:
         self._num_servers += 1
         factory = factory_of(self.deal.feed)
         if self.origin is not None:
-            factory.begin_at(self.origin)
+            factory.begin_at(unpack_position(self.origin))
+        self.editor.begin_server()
         server = ServerProcess(self.plan, factory, self._num_servers, address)
         server.note(f"begins at {address}")
-        server.at_end = self._check_end
+        server.at_end = partial(self._check_end, server)
         self.servers.append(server)
 
     def place(self, position: bytes) -> int:
         """The number of the first batch at a position that is dealt to somebody: a start leaves
         batches to nobody."""
         cut, feed = cut_of(self, position), self.deal.feed
-        step = cut.step + factory_of(feed).positions.within(cut)[0]
-        if feed.rounds == "epoch" and not cut.finished:
+        if cut.finished:
+            # Batches of a round that was dropped at the end of the stream stay so.
+            return max(cut.step, feed.num_batches)
+        step = cut.step + positions_of(feed).within(cut)[0]
+        if feed.rounds == "epoch":
             # A round ends with its epoch, which the position need not know.
             step = min(step, (cut.epoch + 1) * feed.batches_per_epoch)
         return step
@@ -176,6 +192,7 @@ class Job:
             self, rank, position=position, skip=skip, rejoins=rejoins, takes_over=takes_over,
             loads=self.plan.undecided and not rejoins,
         )  # fmt: skip
+        rank.after = process.begins_after
         if not rejoins:
             rank.most_handed = max(rank.most_handed, process.begins_at)
         process.note(f"begins at batch {process.step}{', rejoins' * rejoins}")
@@ -205,6 +222,20 @@ class Job:
         rank.num_errors = 0
         rank.most_handed = max(rank.most_handed, process.step)
         rank.handed = max(rank.handed, process.step)
+        rank.after = process.after
+
+    def go_on_with(self, edits: Edits) -> None:
+        """The run that trainers are in has these edits from now on."""
+        before, feed = self.deal, self.deal.feed._replace(edits=edits)
+        self.deal = before._replace(feed=feed)
+        for rank in self.ranks:
+            if rank.deal is before:
+                rank.deal = self.deal
+
+    def start_position(self, rank: Rank) -> bytes | None:
+        """The position with which a trainer began when all last began together."""
+        positions = self._start.positions
+        return positions[rank.seat] if rank.seat < len(positions) else None
 
     def _count(self) -> None:
         num = self.deal.feed.queues
@@ -244,9 +275,12 @@ class Job:
         rank.num_errors += 1
         if rank.num_errors > 40:
             raise Violation(f"waits: trainer {rank.name} gets one error after the other: {error}")
-        if isinstance(error, ConfigError):
+        is_known = not isinstance(error, FetchError) or self.counted["calls that failed"]
+        if isinstance(error, ConfigError) or not is_known:
             raise Violation(f"errors: {process.name} got {error!r}")
         rejoins = process.rejoins
+        if isinstance(error, ResumeError) and self.editor.is_torn:
+            return self._mend(wait_s)
         if isinstance(error, ResumeError):
             if rejoins and not (self.has_foreign or process.is_foreign):
                 raise Violation(f"errors: {process.name} comes back and is refused: {error}")
@@ -257,6 +291,19 @@ class Job:
         if process.step > process.begins_at:
             return self._go_on(rank, wait_s, rejoins=True)
         self.world.after(wait_s, self._begin_again, process, self._age, rejoins)
+
+    def _mend(self, seconds: float) -> None:
+        """Some trainers are in a run with an edit of which others have not heard: all are begun
+        anew, and servers with them, which then hear of it from all."""
+        self.counted["jobs begun anew, torn"] += 1
+        if self.counted["jobs begun anew, torn"] > 20:
+            raise Violation("waits: trainers are of two runs again and again")
+        for one in self.servers:
+            if not one.is_dead:
+                one.kill()
+        self._begin_all(self._older(self._draws.random()), seconds)
+        self.end_others()
+        self._begin_server(0)
 
     def _begin_again(self, process: TrainerProcess, age: int, rejoins: bool) -> None:
         """Begin a process as another one was begun."""
@@ -405,7 +452,10 @@ class Job:
             found = [rank.saved.get(deal.first(begins, rank.queue)) for rank in self.ranks]
             positions = tuple(one for one in found if one is not None)
             # Who has no batch of an epoch's last round stands before that round when it is over.
-            if len(positions) == len(found) and {*map(self._round_at, positions)} == {begins}:
+            of_one_round = {*map(self._round_at, positions)} == {begins}
+            if len(positions) != len(found) or not of_one_round:
+                continue
+            if self.editor.are_of_one_run(positions):
                 starts.append(Start(positions))
         return starts[int(share * len(starts))]
 
@@ -413,18 +463,23 @@ class Job:
         """All trainers begin anew, together."""
         self._age += 1
         self._start = start
+        edits = self.editor.begin_all(start.positions)
+        self.go_on_with(edits)
         for server in self.servers:
             server.known_ended.clear()
         for rank, position in zip(self.ranks, start.positions, strict=True):
             process, rank.process = rank.process, None
             rank.is_done = False
-            rank.num_errors = rank.handed = 0
+            rank.num_errors = rank.handed = rank.after = 0
             if process is not None:
                 process.kill()
             first = self.first_batch(rank, position)
             # What was left out is lost with what was saved before.
             saved = {} if start.skip else rank.saved
-            rank.saved = {step: token for step, token in saved.items() if step <= first}
+            rank.saved = {
+                step: token for step, token in saved.items()
+                if step <= first and self.editor.fits(token, edits)
+            }  # fmt: skip
             if position is not None and not start.skip:
                 rank.saved[first] = position
             if rank.host is not None:
@@ -521,7 +576,8 @@ class Job:
         server = self._server(fault)
         if server is None or server.is_paused:
             return
-        position = server.group.state().token
+        state = server.group.state()
+        position = bytes(Snapshot((state,))) if self.editor.of_server(server) else state.token
         cut = cut_of(self, position)
         if cut.finished or cut.step < self.deal.begins:
             return  # All is done, or nobody has come to this server yet.
@@ -553,7 +609,27 @@ class Job:
         left = cut.leftover
         if left is None or cut.index == feed.batches_per_epoch:
             return None  # What is left over at the end of an epoch is dropped.
-        return replace(cut, leftover=left._replace(digest=left.digest ^ 1)).token()
+        token = replace(cut, leftover=left._replace(digest=left.digest ^ 1)).token()
+        if not self.editor.edits_at(position):
+            return token
+        (state,) = Snapshot.from_bytes(position).states
+        return bytes(Snapshot((state._replace(token=token, rows=None),)))
+
+    def _do_edit(self, fault: Fault, rank: Rank, process: object) -> None:
+        server = self._server(fault)
+        if server is not None:
+            server.turn_of(lambda: self.editor.edit(server, fault))
+
+    def _do_calls_fail(self, fault: Fault, rank: Rank, process: object) -> None:
+        """For some time a part of the calls of the fetch function fails, in every server."""
+        ends, draws = self.world.now + fault.seconds, self.world.draws(f"calls {fault.at}")
+
+        def breaks(epoch: int, index: int) -> None:
+            if self.world.now < ends and draws.random() < fault.share:
+                self.counted["calls that failed"] += 1
+                raise OSError(f"call {index} of epoch {epoch} cannot be made")
+
+        self.world.breaks = breaks
 
     def _do_ask(self, fault: Fault, rank: Rank, process: TrainerProcess) -> None:
         if not process.is_paused:
@@ -626,24 +702,34 @@ class Job:
         if not (self.is_over and self.is_quiet):
             self.world.after(CHECK_S if not self.is_quiet else 2.0, self._check)
 
-    def _check_end(self) -> None:
-        """A server ends by itself: all users have been handed everything."""
+    def _check_end(self, server: ServerProcess) -> None:
+        """A server ends by itself: all users have been handed everything, or calls fail."""
         if self.is_resizing:
             return  # It has heard of others than those that it is for.
-        num, ranks = self.plan.feed.num_batches, self.ranks
+        if isinstance(server.loop.exit_condition.failure, FetchError):
+            self.world.after(0.2, self._begin_server, 0)
+            return
+        feed = self.deal.feed._replace(edits=self.editor.of_server(server))
+        deal, ranks = self.deal._replace(feed=feed), self.ranks
         # Who has heard of nobody since the job was put back ends for those before.
         if not any(one.is_done or (one.process and one.process.was_connected) for one in ranks):
             return
         for rank in ranks:
             stands = 0 if rank.process is None else rank.process.step
-            step = self.deal.first(max(rank.handed, stands), rank.queue)
-            if not rank.is_done and step < num:
+            step = deal.first(max(rank.handed, stands), rank.queue)
+            if not rank.is_done and step < deal.end:
                 raise Violation(
                     f"stored: a server ends, and trainer {rank.name} was handed batches up to "
-                    f"{rank.handed} of {num}"
+                    f"{rank.handed} of {deal.end}"
                 )
 
     def _check_stored(self, server: ServerProcess) -> None:
+        edits = self.editor.of_server(server)
+        if edits:
+            stored = bytes(Snapshot((server.group.state(),)))
+            # One of before all trainers were put back stands until they have used a round.
+            if self.editor.fits(stored, edits):
+                self.editor.check_position(stored, edits, server.name)
         place = server.group.low_watermark.place
         if place is None:
             return
@@ -677,13 +763,13 @@ class Job:
 
 ALWAYS = (
     "kill server", "close server", "stop server", "second server", "roll back", "store",
-    "late start", "other number", RESIZE, "power", "full disk", "slow disk", "damage",
+    "late start", "other number", RESIZE, "power", "full disk", "slow disk", "damage", *OF_SOURCES,
 )  # fmt: skip
 """Faults that concern no single process of a trainer."""
 
 OF_LIFE = (
     "kill trainer", "stop trainer", "trainer leaves", "break", "break again", "break late",
     "break above", "break below", "slow", "cut off", "kill server", "close server", "stop server",
-    "second server", "ask", "no memory",
+    "second server", "ask", "no memory", "calls fail",
 )  # fmt: skip
 """Faults that begin no trainer."""

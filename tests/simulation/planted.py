@@ -7,18 +7,28 @@ import sys
 import time
 
 from planted.bug import BUGS, Bug, planted
+from simulation.faults import Kind
 from simulation.simulate import Outcome, campaign
 
-SIMULATED = {name: bug for name, bug in BUGS.items() if "simulation" in " ".join(bug.by)}
+KINDS: dict[str, Kind] = {
+    "simulation": "stream", "simulation of epochs": "epoch", "simulation of sources": "sources",
+}  # fmt: skip
+"""The runs that find a bug, by who is said to find it."""
+SIMULATED = {name: bug for name, bug in BUGS.items() if not KINDS.keys().isdisjoint(bug.by)}
+
+
+def kind_of(bug: Bug) -> Kind:
+    """The runs that find it."""
+    return next(KINDS[by] for by in bug.by if by in KINDS)
 
 
 def search(bug: Bug, most: int) -> tuple[int, Outcome | None]:
     """Run seeds with the bug until an invariant fails, first the one that is known; returns the
     number of runs, and the one that failed."""
     seeds = () if bug.seed is None else (bug.seed,)
-    num, rounds = 0, "epoch" if "simulation of epochs" in bug.by else "stream"
+    num = 0
     with planted(bug):
-        for outcome in campaign((*seeds, *range(most)), rounds):
+        for outcome in campaign((*seeds, *range(most)), kind_of(bug)):
             num += 1
             if outcome.violation:
                 return num, outcome

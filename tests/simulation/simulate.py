@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ import zmq
 
 from feeder import waking
 from feeder.devices import host
+from feeder.errors import FeedError
 from feeder.service.client import consumer
 from feeder.service.client import io_loop as client_loop
 from feeder.service.client import lease as client_lease
@@ -24,7 +26,7 @@ from feeder.service.net import guard
 from feeder.service.server import io_loop as server_loop
 from feeder.service.server import run as served
 from simulation import network, server, stream
-from simulation.faults import Plan, draw
+from simulation.faults import Kind, Plan, draw
 from simulation.fleet import Fleet, FleetPipeline
 from simulation.job import Job
 from simulation.world import BEGIN, Violation, World, WouldWaitError, virtual_time
@@ -46,6 +48,8 @@ class Outcome(NamedTuple):
     """Batches that trainers had been handed after each minute."""
     fleets: list[Fleet]
     """The actors of each run of each server."""
+    counted: Counter[str]
+    """What came of edits and of calls that fail."""
 
     @property
     def invariant(self) -> str:
@@ -147,11 +151,13 @@ def run(plan: Plan, *, records: bool = False) -> Outcome:
         finish(world, job)
     except Violation as error:
         violation = str(error)
+    except FeedError as error:
+        violation = f"errors: a user gets {error!r}"
     job.forget()
     fleets = [fleet for server in job.servers for fleet in server.fleets]
     return Outcome(
         plan, world.num_events, world.now - BEGIN, violation, world.history or [],
-        job.handed_by, fleets,
+        job.handed_by, fleets, job.counted,
     )  # fmt: skip
 
 
@@ -181,9 +187,9 @@ def finish(world: World, job: Job) -> None:
             one.check_slots()
 
 
-def replay(seed: int | str, rounds: str = "stream") -> Outcome:
+def replay(seed: int | str, kind: Kind = "stream") -> Outcome:
     """The run of a seed, with its history."""
-    return run(draw(seed, rounds), records=True)
+    return run(draw(seed, kind), records=True)
 
 
 def show(outcome: Outcome, most: int = 120) -> str:
@@ -196,11 +202,11 @@ def show(outcome: Outcome, most: int = 120) -> str:
     )
 
 
-def campaign(seeds: Iterable[int], rounds: str = "stream") -> Iterator[Outcome]:
+def campaign(seeds: Iterable[int], kind: Kind = "stream") -> Iterator[Outcome]:
     """Run these seeds."""
     with simulated():
         for i, seed in enumerate(seeds):
-            yield run(draw(seed, rounds))
+            yield run(draw(seed, kind))
             if i % 20 == 19:
                 gc.collect()
 
@@ -214,17 +220,25 @@ def main() -> int:
         "--rounds", choices=("stream", "epoch"), default="stream",
         help="whether a round begins in each epoch (stream)",
     )  # fmt: skip
+    parser.add_argument(
+        "--sources", action="store_true",
+        help="feeds of sources, with rounds of either kind: they are edited while they are served, "
+        "leave records out, and fail",
+    )  # fmt: skip
     parser.add_argument("--history", action="store_true", help="print what happened in one run")
     wish = parser.parse_args()
+    kind: Kind = "sources" if wish.sources else wish.rounds
     if wish.history:
         with simulated():
-            print(show(replay(wish.seed, wish.rounds), most=100_000))
+            print(show(replay(wish.seed, kind), most=100_000))
         return 0
     began = time.process_time()
     num = num_events = 0
     failed: list[Outcome] = []
-    for outcome in campaign(range(wish.seed, wish.seed + wish.runs), wish.rounds):
+    counted = Counter[str]()
+    for outcome in campaign(range(wish.seed, wish.seed + wish.runs), kind):
         num, num_events = num + 1, num_events + outcome.num_events
+        counted.update(outcome.counted)
         if outcome.violation:
             failed.append(outcome)
             print(f"seed {outcome.plan.seed}: {outcome.violation}", flush=True)
@@ -236,6 +250,8 @@ def main() -> int:
         f"{num} runs, {num_events} events ({num_events // max(1, num)} a run), {len(failed)} "
         f"violations, {took:.1f} s of CPU time ({num * 60 / took:.0f} runs a minute)"
     )
+    for what, times in sorted(counted.items()):
+        print(f"{what}: {times}")
     return 1 if failed else 0
 
 
@@ -290,8 +306,12 @@ def simpler(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, feed=feed._replace(epochs=1))
     if (feed.batch_size, feed.chunk_rows) != (2, 2):
         yield replace(plan, feed=feed._replace(batch_size=2, chunk_rows=2))
-    if feed.rounds != "stream":
-        yield replace(plan, feed=feed._replace(rounds="stream", last_round="uneven"))
+    for name, value in (
+        ("rounds", "stream"), ("last_round", "uneven"), ("skips", False), ("retries", 0),
+        ("weights", feed.weights[:1]),
+    ):  # fmt: skip
+        if getattr(feed, name) != value:
+            yield replace(plan, feed=feed._replace(**{name: value}))
     if feed.replicas > 1:
         yield replace(plan, feed=feed._replace(replicas=1))
     if feed.queues > 2:

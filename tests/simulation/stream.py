@@ -10,7 +10,7 @@ import copy
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Sequence
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 import feeder
 from feeder.service.memory.arena import ArenaSlots
 from feeder.service.server.factory import FeedFactory
+from feeder.state.positions import Positions
 from feeder.workers.enqueuer import DeviceQueue, RoundRobinRouter
 from feeder.workers.errors import ClosedError, FeedError, FetchError
 from feeder.workers.fetch.bound import Held
@@ -25,19 +26,19 @@ from feeder.workers.fetch.calls import told_of
 from feeder.workers.fetch.resuming import Resume, StreamStart
 from feeder.workers.stats import StreamStats
 from feeder.workers.stream.assembler import Assembler
-from feeder.workers.stream.batch import Batch, Call
+from feeder.workers.stream.batch import Call
 from feeder.workers.stream.chunks import Schema
 from feeder.workers.stream.merge import MergedChunks
 from feeder.workers.stream.parts import PartCalls
 from feeder.workers.stream.position import Cut, Frame, Partitions, Position, Span
 from feeder.workers.stream.rounds import Turns
 from feeder.workers.stream.spec import RunSpec, StreamSpec
+from simulation.sources import NAME, Edit, coordinator_of, edited, rows_in
 from simulation.world import World
 
 if TYPE_CHECKING:
     from simulation.server import ServerProcess
 
-NAME = "train"
 WAITS = -1
 """In the place of a device: the enqueuer waits for chunks."""
 
@@ -59,6 +60,13 @@ class Feed(NamedTuple):
     """Fetcher threads: so many calls may be under way."""
     rounds: str = "stream"
     last_round: str = "uneven"
+    weights: tuple[int, ...] = ()
+    """Of the sources that it mixes; nothing: a fetch function makes its calls."""
+    skips: bool = False
+    """Whether its one source passes over records that cannot be read."""
+    retries: int = 0
+    edits: tuple[Edit, ...] = ()
+    """Those of the run; a server is begun without them."""
 
     @property
     def num_batches(self) -> int:
@@ -81,8 +89,12 @@ class Dealt(NamedTuple):
 
     starts: list[int]
     """The number of the batch with which each round begins, also of one that is left out."""
-    numbers: list[list[int]]
+    numbers: list[list[float]]
     """The numbers of each queue's batches."""
+    filling: dict[float, int]
+    """Of those without rows, which fill up a round, what they say is their number."""
+    end: int
+    """The number after all."""
 
 
 class Deal(NamedTuple):
@@ -93,21 +105,29 @@ class Deal(NamedTuple):
     """The number of a batch with which a round begins: the dealing to so many queues began there.
     """
 
-    def first(self, step: int, queue: int) -> int:
-        """The number of a queue's first batch at or after a step; where none is left, that of
-        batches of the whole stream."""
+    @property
+    def end(self) -> int:
+        """The number after all batches, also those that fill up the last round."""
+        return dealt(self).end
+
+    def says(self, number: float) -> int:
+        """What a batch of this number says is its number."""
+        return dealt(self).filling.get(number, number)  # type: ignore[arg-type]
+
+    def first(self, step: float, queue: int) -> Any:
+        """The number of a queue's first batch at or after a step; where none is left, the end."""
         numbers = dealt(self).numbers[queue]
         return self._find(numbers, bisect_left(numbers, step))
 
-    def round_of(self, step: int) -> int:
+    def round_of(self, step: float) -> int:
         """The round of a batch; the number of rounds where the stream has ended before it."""
         starts = dealt(self).starts
-        if step >= self.feed.num_batches:
+        if step >= self.end:
             return len(starts)
         return bisect_right(starts, step) - 1
 
     def start_of(self, at_round: int) -> int:
-        """The number of the first batch of a round, or of batches where it is behind the last."""
+        """The number of the first batch of a round, or the end where it is behind the last."""
         return self._find(dealt(self).starts, at_round)
 
     def next_round(self, step: int) -> int:
@@ -115,8 +135,8 @@ class Deal(NamedTuple):
         starts = dealt(self).starts
         return self._find(starts, bisect_left(starts, step))
 
-    def _find(self, numbers: list[int], at: int) -> int:
-        return numbers[at] if at < len(numbers) else self.feed.num_batches
+    def _find(self, numbers: list[Any], at: int) -> Any:
+        return numbers[at] if at < len(numbers) else self.end
 
     @property
     def num_rounds(self) -> int:
@@ -124,35 +144,50 @@ class Deal(NamedTuple):
         return len(dealt(self).starts)
 
 
-@cache
+@lru_cache(4096)
 def dealt(deal: Deal) -> Dealt:
     """What a naive loop deals out."""
     feed, at = deal.feed, deal.begins
-    found = Dealt([], [[] for _ in range(feed.queues)])
+    num = feed.num_batches
+    found = Dealt([], [[] for _ in range(feed.queues)], {}, num)
     while at < feed.num_batches:
         stop = min(at + feed.queues, feed.num_batches)
         if feed.rounds == "epoch":
             stop = min(stop, (at // feed.batches_per_epoch + 1) * feed.batches_per_epoch)
         found.starts.append(at)
-        if feed.last_round == "uneven" or stop - at == feed.queues:
+        if feed.last_round != "drop" or stop - at == feed.queues:
             for queue, number in enumerate(range(at, stop)):
                 found.numbers[queue].append(number)
+        for queue in range(stop - at, feed.queues) if feed.last_round == "pad" else ():
+            says = at + queue
+            # Before the number of the next epoch's first batch, which it may say, too.
+            number = says if feed.rounds == "stream" else stop - 1 + queue / feed.queues
+            found.numbers[queue].append(number)
+            found.filling[number] = says
         at = stop
-    return found
+    return found._replace(end=max([num, *(1 + math.floor(one[-1]) for one in found.numbers if one)]))
 
 
-@cache
+@lru_cache(4096)
 def rows_of(feed: Feed) -> list[bytes]:
     """The rows of each batch of the stream, as a naive loop makes them."""
+    if feed.edits:
+        return edited(feed)
     batches: list[bytes] = []
     for epoch in range(feed.epochs):
-        rows = np.concatenate([_chunk(feed, epoch, index) for index in range(feed.calls)])
+        rows = _rows(feed, epoch)
         size = feed.batch_size
         parts = [rows[at : at + size] for at in range(0, len(rows), size)]
         if feed.last_batch == "drop" and len(parts[-1]) < size:
             parts.pop()
         batches += [part.tobytes() for part in parts]
     return batches
+
+
+def _rows(feed: Feed, epoch: int) -> Any:
+    if feed.weights:
+        return rows_in(feed, epoch)
+    return np.concatenate([_chunk(feed, epoch, index) for index in range(feed.calls)])
 
 
 def _chunk(feed: Feed, epoch: int, index: int) -> Any:
@@ -173,20 +208,35 @@ def calls_of(feed: Feed) -> Callable[[Call], Any]:
 
 @cache
 def _template(feed: Feed) -> FeedFactory:
-    coordinator = feeder.init_data_input_workers(
-        ["x"], calls_of(feed), feed.batch_size, 1, NAME, devices=feed.queues, epochs=feed.epochs,
-        last_batch=feed.last_batch, writable=feed.writable, num_threads=feed.threads,
-        rounds=feed.rounds, last_round=feed.last_round,
-        coordinator=feeder.Coordinator(),
-    )  # fmt: skip
+    if feed.weights:
+        coordinator = coordinator_of(feed)
+    else:
+        coordinator = feeder.init_data_input_workers(
+            ["x"], calls_of(feed), feed.batch_size, 1, NAME, devices=feed.queues,
+            epochs=feed.epochs, last_batch=feed.last_batch, writable=feed.writable,
+            num_threads=feed.threads, rounds=feed.rounds, last_round=feed.last_round,
+            coordinator=feeder.Coordinator(),
+        )  # fmt: skip
     factory = FeedFactory(NAME, coordinator, None, feed.queues, feed.replicas)
     factory.make(None)  # From here on it gives the same settings each time.
     return factory
 
 
+def positions_of(feed: Feed) -> Positions:
+    """What the positions of a feed mean, as long as it is not edited."""
+    return _template(feed._replace(edits=())).positions
+
+
 def factory_of(feed: Feed) -> FeedFactory:
-    """A factory of the feed, as a new server makes it."""
-    return copy.copy(_template(feed))
+    """A factory of the feed, as a new server makes it: without edits."""
+    feed = feed._replace(edits=())
+    if feed.skips:
+        # What a source has passed over is of one process: each server has a source of its own.
+        make = partial(coordinator_of, feed)
+        return FeedFactory(NAME, make(), make, feed.queues, feed.replicas)
+    made = copy.copy(_template(feed))
+    made._former = []
+    return made
 
 
 class Slots(ArenaSlots):
@@ -253,7 +303,7 @@ class Pipeline:
         stats: StreamStats, turns: Turns | None = None,
     ) -> None:  # fmt: skip
         turns = turns or Turns(0 if resume is None else resume.cut.step)
-        self._spec, self._slots = spec, slots
+        self._spec, self._run, self._slots = spec, run, slots
         self._partitions = partitions = Partitions(num_partitions=1, pure=True, arrival=False)
         self._begin = begin = StreamStart(spec, run, partitions, resume, stats.fetch)
         axes = None if run.writable else spec.axes
@@ -333,7 +383,7 @@ class Pipeline:
             failed: FeedError | None = None
             for index in range(first, int(min(stop, first + self._draws.randint(1, 4)))):
                 try:
-                    chunks.append(spec.fetch(Call(index, position.epoch, 0, spec.rows_asked, 0)))
+                    chunks.append(self._fetch(Call(index, position.epoch, 0, spec.rows_asked, 0)))
                 except StopIteration:
                     ended = True
                     break
@@ -353,9 +403,10 @@ class Pipeline:
                 raise failed
             if ended:
                 position = self._partitions.next_epoch(position)
-                self._end_epoch(position)
+                yield from self._end_epoch(position)
             router.flush()
             yield None
+        yield from self._room_for_filling()
         router.finish(assembler.start_of(position))
 
     def _pass_by(self, position: Position) -> tuple[Position, float]:
@@ -369,12 +420,33 @@ class Pipeline:
             self._router.pass_by(self._part.batch(first) - self._part.batch(call))
         return position._replace(calls=(first,)), stop
 
-    def _end_epoch(self, position: Position) -> None:
+    def _room_for_filling(self) -> Generator[int, None, None]:
+        """Wait until there are slots for all batches that may fill up the round at hand: the real
+        enqueuer waits while it fills it up."""
+        self._router.flush()
+        if self._spec.last_round == "pad" and self._router._last is not None:
+            for device in range(self._assembler.device, len(self._router._queues)):
+                while self._slots.must_wait(device, self._soon):
+                    yield WAITS
+
+    def _fetch(self, call: Call) -> Any:
+        """Make a call, and make it again as often as the feed says."""
+        for left in range(self._run.retries, -1, -1):
+            try:
+                World.current.breaks(call.epoch, call.index)
+                return self._spec.fetch(call)
+            except OSError:
+                if not left:
+                    raise
+        raise AssertionError
+
+    def _end_epoch(self, position: Position) -> Generator[int, None, None]:
         """An epoch has ended; `position` begins the next one."""
         assembler, router = self._assembler, self._router
         for batch in assembler.end_epoch(position):
             router.route(batch)
         if assembler.ends_round(position.epoch):
+            yield from self._room_for_filling()
             router.end_epoch(assembler.start_of(position))
             assembler.begin_round()
 
@@ -388,8 +460,3 @@ class Pipeline:
                 yield self._assembler.device
             else:
                 self._router.route(batch)
-
-
-def content(batch: Batch) -> bytes:
-    """The real rows of a batch."""
-    return bytes(batch.arrays()[0][: batch.rows].tobytes())

@@ -9,17 +9,8 @@ from typing import Any
 import pytest
 
 from simulation.explore import Search, Space
-from simulation.model import (
-    Limits,
-    Move,
-    Server,
-    Servers,
-    Standing,
-    Trainer,
-    Trainers,
-    View,
-    Violation,
-)
+from simulation.model import Limits, Move, Standing, Trainer, Trainers, View, Violation
+from simulation.model_server import Server, Servers
 
 pytestmark = pytest.mark.nightly
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from math import floor
+from typing import TYPE_CHECKING, Any, cast
 
 from feeder.errors import (
     ClosedError,
@@ -19,16 +20,19 @@ from feeder.service.client.consumer import Consumer
 from feeder.service.client.inbox import Loading, SnapshotRequest
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.machine import ANSWERED, ConsumerOptions, Instructions, Moment
+from feeder.service.client.remote import Identity, RemotePosition
 from feeder.service.protocol.coding import decode
 from feeder.state.snapshot import Snapshot
-from feeder.state.state_dict import STATE_KEY, unpack_position
+from feeder.state.state_dict import STATE_KEY
 from feeder.workers.stream.batch import Batch
 from feeder.workers.stream.position import Cut
 from simulation.disk import KilledError
+from simulation.editing import Edits, cut_in
 from simulation.network import Link
 from simulation.process import Process
 from simulation.server import told
-from simulation.stream import NAME, content, factory_of, rows_of
+from simulation.sources import NAME, content, left_out
+from simulation.stream import rows_of
 from simulation.world import Violation, WouldWaitError
 
 if TYPE_CHECKING:
@@ -40,8 +44,7 @@ DEFECTS = ProtocolError, RemoteError
 
 def cut_of(job: Job, position: bytes) -> Cut:
     """The place that a saved position means."""
-    found = unpack_position(position)
-    return factory_of(job.deal.feed).positions.find_in(found).cut
+    return cut_in(job.deal.feed, position)
 
 
 def step_of(job: Job, position: bytes) -> int:
@@ -66,6 +69,15 @@ class TrainerProcess(Process):
         self.skip = skip
         self.step = job.first_batch(rank, position, skip=skip, rejoins=rejoins)
         """The number of its next batch."""
+        self.edits = job.editor.edits_at(position)
+        """Those of the run that it goes on in, as it knows it."""
+        self._identity: Identity | None = None
+        self.served_by: object = None
+        """The server whose batches it is handed."""
+        self._given_by: dict[int, tuple[Identity, object]] = {}
+        """Of each lease what its server has said, and the server."""
+        self.begins_after = 0 if position is None else job.place(position)
+        """The number of the batch after those that its position says it has had."""
         self.begins_at = self.step
         self.after = self.step
         """The number of the batch after the last one that it was handed."""
@@ -73,7 +85,8 @@ class TrainerProcess(Process):
         """Whether it is a second process for its queue, which nobody wants; whether its position is
         one of another run."""
         self.was_connected = False
-        self._rows = rows_of(plan.feed)
+        feed = job.deal.feed._replace(edits=self.edits)
+        self.deal, self._rows = job.deal._replace(feed=feed), rows_of(feed)
         self._think_s = plan.think_s * plan.of_seat(plan.paces, seat)
         self._store = None if rank.host is None else rank.host.open()
         self.is_cut_off = False
@@ -179,7 +192,9 @@ class TrainerProcess(Process):
 
     def _look(self) -> None:
         """Whether the user's thread can go on."""
-        inbox = self.loop.inbox
+        inbox, identity = self.loop.inbox, self.loop.machine._identity
+        if identity is not None and id(identity) not in self._given_by and self.link is not None:
+            self._given_by[id(identity)] = identity, self.link._server
         if self.consumer is None:
             if inbox.has_opened or inbox.failure is not None:
                 self._connected()
@@ -263,14 +278,16 @@ class TrainerProcess(Process):
 
     def _take(self, batch: Batch) -> float:
         """Use a batch; returns how many seconds it takes to save a position."""
-        plan, step = self.job.plan, self.step
+        plan, place = self.job.plan, cast("RemotePosition", batch.place)
+        self._follow(place.identity)
+        step = self.step
         if self.world.history is not None:
             self.note(f"is handed batch {batch.step}")
         if self.is_foreign:
             raise Violation(f"positions: {self.name} came with one of another run, and is served")
-        if batch.step != step:
+        if batch.step != self.deal.says(step):
             raise Violation(f"rows: {self.name} was handed batch {batch.step}, expected {step}")
-        rows = self._rows[step]
+        rows = self._rows[step] if step in range(len(self._rows)) else b""
         if content(batch) != rows:
             raise Violation(f"rows: batch {step} of {self.name} holds other rows")
         held = self._held
@@ -278,10 +295,11 @@ class TrainerProcess(Process):
         self._check_held()
         while len(held) > plan.hold + 2 or (held and not plan.keeps and self._draws.random() < 0.6):
             held.popleft()
-        self.after = step + 1
+        self.job.editor.handed(self, step)
+        self.after = floor(step) + 1
         self.step = self.deal.first(self.after, self.rank.queue)
         self.job.handed(self)
-        if self.breaks_late and self.link is not None and self.step >= plan.feed.num_batches:
+        if self.breaks_late and self.link is not None and self.step >= self.deal.end:
             late_s = 10 * self._think_s * self._draws.random()
             # The server may learn of it after the consumer has asked once more.
             up_s = self._draws.choice((0.0, 0.1))
@@ -292,6 +310,26 @@ class TrainerProcess(Process):
         if self._draws.random() < self.job.asks and not self.is_dead:
             self.ask()
         return saving_s
+
+    def _follow(self, identity: Identity) -> None:
+        """What it has from now on is of this run: that of before, with more edits."""
+        if identity is self._identity:
+            return
+        self._identity, before = identity, self.edits
+        _, self.served_by = self._given_by.get(id(identity), (None, self.served_by))
+        found = self.job.editor.edits_in(identity.fingerprint)
+        if found == before:
+            return
+        had = self.begins_after if self.step == self.begins_at else self.after
+        num = len(before)
+        if found[:num] != before or found[num].step < had:
+            raise Violation(
+                f"edits: {self.name} was in a run with the edits {before}, up to batch "
+                f"{had}, and is now in one with {found}"
+            )
+        self.edits, feed = found, self.deal.feed._replace(edits=found)
+        self.deal, self._rows = self.deal._replace(feed=feed), rows_of(feed)
+        self.step = self.deal.first(self.after, self.rank.queue)
 
     def _check_held(self) -> None:
         """What it still looks at has not changed: nobody else acts on its slots."""
@@ -304,11 +342,30 @@ class TrainerProcess(Process):
         assert self.consumer is not None
         position = self.consumer.state_dict()[STATE_KEY]
         step = step_of(self.job, position)
-        if step != self.after:
+        if step not in (self.after, self._edited_at(position, self.after)):
             raise Violation(
                 f"positions: after batch {self.after - 1} the position of {self.name} is {step}"
             )
+        edits = self.job.editor.edits_in(self.consumer._lease.identity.fingerprint)
+        if edits:
+            self.job.editor.check_position(position, edits, self.name)
+            last = self.loop.machine._last
+            if last is not None:
+                self.job.editor.check_position(last.asked, self.known, self.name)
         return self._store_position(position)
+
+    @property
+    def known(self) -> Edits:
+        """The edits that it would bring to a server."""
+        identity = self.loop.machine._identity
+        return self.edits if identity is None else self.job.editor.edits_in(identity.fingerprint)
+
+    def _edited_at(self, position: bytes, after: int) -> int | None:
+        """Where an edit lies at the end of the round that a place is in, a position that has the
+        edit is that end."""
+        ends = self.deal.next_round(after)
+        edits = self.job.editor.edits_at(position)
+        return ends if any(one.step == ends for one in edits) else None
 
     def _store_position(self, position: bytes) -> float:
         """Store a position; returns how many seconds that takes."""
@@ -359,7 +416,7 @@ class TrainerProcess(Process):
                 expected = step_of(job, came_with)
             elif not self.rejoins:
                 expected = job.origin_at
-        if found != expected:
+        if found not in (expected, self._edited_at(position, expected)):
             raise Violation(
                 f"positions: {self.name} came with {expected}, and before its first batch its "
                 f"position is {found}"
@@ -377,12 +434,19 @@ class TrainerProcess(Process):
         self._request = None
         if isinstance(answer, RemoteError):
             return
-        (state,) = Snapshot.from_bytes(answer).states
-        found = factory_of(self.deal.feed).positions.find(state).cut
-        steps = {self._asked_after, self.after}
+        (state,), feed = Snapshot.from_bytes(answer).states, self.deal.feed
+        found = cut_in(feed, state)
+        edited_at = self._edited_at(bytes(Snapshot((state,))), self.after) or self.after
+        steps = {self._asked_after, self.after, edited_at}
+        if feed.skips:
+            # Not all of them: a position that a trainer has saved, from which a server goes on, has
+            # none, and of a server's runs the first one's source tells them.
+            at = found.position
+            done = {one for one in left_out(feed) if one[:2] < (at.epoch, at.calls[0])}
+            if more := {*state.left_out} - done:
+                raise Violation(f"rows: {self.name} is told that {more} were passed over")
         # Where no batch is left of its queue, the end is the same place for it.
-        num = self.job.plan.feed.num_batches
-        if found.finished and self._asked_step >= num:
+        if found.finished and self._asked_step >= self.deal.end:
             return
         if self._asked_handed and found.step not in range(min(steps), max(steps) + 1):
             raise Violation(
@@ -390,11 +454,12 @@ class TrainerProcess(Process):
             )
 
     def _take_end(self) -> None:
-        if self.step < self.job.plan.feed.num_batches:
+        assert self.consumer is not None
+        self._follow(self.consumer._lease.identity)
+        if self.step < self.deal.end:
             raise Violation(f"rows: {self.name} was told the end before batch {self.step}")
         self.note("has had everything")
         self.has_all = True
-        assert self.consumer is not None
         self._store_position(self.consumer.state_dict()[STATE_KEY])
         # Some have work to do before they close it.
         late_s = 20 * self._think_s * self._draws.random() if self._draws.random() < 0.5 else 0.0

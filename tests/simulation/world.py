@@ -58,6 +58,9 @@ class World:
         """The servers that listen, by address."""
         self.unix: dict[str, Any] = {}
         """The same, by the path of the unix socket for descriptors."""
+        self.breaks: Callable[[int, int], None] = lambda epoch, index: None
+        """Is told of each call of a fetch function before it is made, and may raise an `OSError` in
+        its place."""
         self.numbers = iter(range(10, 2**31))
         """Numbers for descriptors."""
 

@@ -253,8 +253,7 @@ class Assembler:
                     "of another size, and last_batch is 'carry'; resume from an earlier round"
                 )
             self._end_older()
-        if self._slot is not None and self._places is None:
-            self._spare[self.device], self._slot = self._slot, None
+        self._put_by()
         self.turn = next_round(
             self.turn, self._num_devices, drops=self._spec.last_round == "drop",
             first=self._first_round,
@@ -262,6 +261,11 @@ class Assembler:
         # Where rounds are still to be skipped, the first that counts begins behind them.
         self._frame = self._begun_at(self.step - min(0, self.turn))
         self._begin_places()
+
+    def _put_by(self) -> None:
+        """The slot at hand, of rows that were dropped, is for the next batch of its device."""
+        if self._slot is not None and self._places is None:
+            self._spare[self.device], self._slot = self._slot, None
 
     def _end_older(self) -> None:
         """The batches from now on have the size of this run."""
@@ -370,6 +374,7 @@ class Assembler:
     def repeat(self, batch: Batch, end: LazyPosition) -> Batch | None:
         """The last batch once more, with no real rows, to fill its round; None asks the caller to
         `wait_for_slot`. `end` is the end of the stream, or of the epoch."""
+        self._put_by()
         filled = self._copy_arrays(batch.columns)
         if filled is None:
             return None

@@ -27,7 +27,7 @@ from feeder.feeds.records import Rows, asked_of, records_of
 from feeder.service.client.inbox import Loading
 from feeder.service.client.io_loop import ClientLoop
 from feeder.service.client.lease import ClientLease
-from feeder.service.client.remote import Identity, RemotePosition
+from feeder.service.client.remote import Identity
 from feeder.service.faults import point
 from feeder.service.protocol.seats import seat_name, seat_of
 from feeder.state.history import digests_before
@@ -264,11 +264,9 @@ class Consumer(EpochReader, Closing):
         if (position := self._position) is not None:
             lease = self._lease
             if position.identity.is_before(lease.identity):
-                if self._inbox.handed == lease.base:
-                    # The same place, as the server says it since the edit.
-                    position = RemotePosition(lease.identity, lease.opened.token)
-                else:
-                    position = position.after_edits(lease.identity)
+                # At the place of an edit a server alone knows what the edited run calls it.
+                said = lease.starts.get(self._inbox.handed, position)
+                position = said.after_edits(lease.identity)
                 if self._transcript is not None and position.identity is lease.identity:
                     # Who goes on from there has to find that the run has these settings.
                     self._transcript.go_on_as(lease.identity.id.fingerprint)

@@ -89,6 +89,10 @@ class Failover:
         is_first = (self._num - 1) % len(self._addresses) == 0
         return lease_s * (_LEASES_AT_FIRST if is_first else 1) * (1 + random.random())
 
+    def stay(self) -> None:
+        """The next turn is the present address's."""
+        self._num -= 1
+
     def move_on(self) -> None:
         """Leave the server of the present address, for the first one, or from there the second."""
         self._num = 1 if (self._num - 1) % len(self._addresses) == 0 else 0

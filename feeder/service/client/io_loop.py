@@ -255,6 +255,9 @@ class ClientLoop:
         # received, which is not where the user stands.
         position = RemotePosition(identity, opened.token)
         start = inbox.start or position.state(lease.columns)
+        known = before.starts if before is not None and inbox.has_opened else {}
+        lease.starts = {num: at for num, at in known.items() if num >= inbox.handed}
+        lease.starts[inbox.received] = position
         point("consumer.opened")
         if inbox.num_opened:
             logger.info("consumer: a server is there again")

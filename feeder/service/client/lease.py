@@ -103,6 +103,9 @@ class ClientLease:
         self.identity = identity
         self.base = base
         """How many batches the consumer had received before this lease."""
+        self.starts: dict[int, RemotePosition] = {}
+        """Where this lease and those before it began, as their servers said it, by how many batches
+        had been received before. Of places that the user has passed there are none."""
         self.columns: Columns | None = None
         """The columns, once the server has declared them or if the resumed position has them."""
         self.tell_every = 1

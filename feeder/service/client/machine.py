@@ -34,6 +34,7 @@ from feeder.service.protocol import messages as say
 from feeder.service.protocol.seats import seat_names
 from feeder.service.protocol.session import CONSUMER, Session, Table
 from feeder.state.fingerprint import differences_in_words, epochs_in_words, in_words
+from feeder.state.snapshot import HISTORY
 
 _TELL_S = 0.5
 """The server is told at least so often: it shows each trainer's waits, and between two messages it
@@ -408,6 +409,8 @@ class ClientMachine:
         if not message.generation:
             why = f"the server stopped: {message.reason}"
             return self._lose(why, at, gives_up=self.state in HAS_ALL)
+        # Another server may live, and knows nothing of the edit.
+        self._failover.stay()
         done = self._lose(f"the server has ended the lease: {message.reason}", at)
         if self.state in SEEKS:
             # However short a loss may last: it is there.
@@ -679,7 +682,10 @@ class ClientMachine:
             if then is not None and now.get(name, then) not in (then, None)
         ]  # fmt: skip
         if self._dealt and isinstance(settings := now.get("settings"), str):
-            found += differences_in_words(in_words(self._identity.fingerprint), settings)
+            told = differences_in_words(in_words(self._identity.fingerprint), settings)
+            # A run that was edited while this consumer was away is not another one, and a server
+            # that has another history says so.
+            found += [] if any(one.startswith(f"{HISTORY}:") for one in told) else told
         if found and self.state not in HAS_ALL:
             raise ResumeError(
                 f"the server was replaced by one that deals the feed otherwise ({'; '.join(found)})"

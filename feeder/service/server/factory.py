@@ -266,11 +266,28 @@ class FeedFactory:
             raise
         self._check_place(found)
         if found.owner is not None:
-            self._is_other, self.positions = True, found.owner
+            self._become(found.owner, others)
             if self._given.config.edit and found.fingerprint != found.owner.id.fingerprint:
                 assert isinstance(position, Snapshot)
                 self._made_at = position
         return found
+
+    def _become(
+        self, owner: Positions, others: Callable[[], Sequence[Resume] | None]
+    ) -> None:  # fmt: skip
+        """Go on as the run of a position that fits what is given. Raises `ResumeError` if others
+        stand in another one."""
+        former = self.positions
+        if not (HISTORY in owner.fingerprint and is_part_of(former, owner)):
+            self._is_other, self.positions = True, owner
+            return
+        # An edit that leaves the settings as they are: others may be here, who know none.
+        if (standing := others()) is None:
+            former.compare_histories(owner.fingerprint[HISTORY], former.fingerprint.get(HISTORY))
+            return
+        for one in standing:
+            place_in(owner, former, one)
+        self._go_on_as(owner, self._change)
 
     def _cure(self, position: Snapshot | bytes) -> str:
         """What else can be done if a position is refused for an edit that was made here."""

@@ -321,3 +321,28 @@ def test_a_group_counts_no_more_chunks_than_a_message_may(monkeypatch: pytest.Mo
     with serving(factory()) as server, reading(server, credit=8) as consumer:
         chunks = [batch.place._group.chunks for batch in consumer]  # type: ignore[attr-defined]
     assert max(max(numbers, default=0) for numbers in chunks) == 2
+
+
+def test_a_slot_stays_with_its_queue_where_a_round_is_filled_up_after_rows_were_dropped() -> None:
+    def fetch(call: feeder.Call) -> Any:
+        if call.index == 11:
+            raise StopIteration
+        return (np.full(4 if call.index < 10 else 1, call.index),)
+
+    def made() -> Any:
+        return make(
+            fetch, input_blob_names=["id"], batch_size=4, epochs=3, rounds="epoch",
+            last_batch="drop", last_round="pad",
+        )  # fmt: skip
+
+    with serving(made, queues=3) as server, ExitStack() as stack:
+        three = [
+            stack.enter_context(reading(server, queue=i, plane="frames", credit=2))
+            for i in range(3)
+        ]
+        rows = [
+            [one["id"][: one.rows].tolist() for one in each] for each in zip(*three, strict=True)
+        ]
+        assert all(one.stats()["reconnects"] == 0 for one in three)
+    of_epoch = [[[i] * 4 for i in range(at, at + 3)] for at in (0, 3, 6)]
+    assert rows == 3 * [*of_epoch, [[9] * 4, [], []]]

@@ -471,6 +471,35 @@ def test_a_mixed_start_that_cannot_be_names_its_cure(make: Any, cure: str) -> No
         pass
 
 
+def test_a_note_alone_is_heard_of_from_a_later_trainer() -> None:
+    """Though the server is given what the run is made of since then."""
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
+        next(both[0]), next(both[1])
+        old = both[0].state_dict()
+        edit(server, "a note")
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        new = both[1].state_dict()
+    with serving(factory) as server, ExitStack() as stack:
+        both = [
+            stack.enter_context(reading(server, queue=i, resume=state, rejoin=True))
+            for i, state in enumerate([old, new])
+        ]
+        assert len([*zip(*both, strict=True)]) == 14
+        ends = [Snapshot.from_bytes(one.state_dict()["feeder"]).states[0] for one in both]
+    assert [len(history_of(one.fingerprint)) for one in ends] == [1, 1]
+
+
+def test_consumers_ask_the_server_that_was_edited_though_there_is_another() -> None:
+    with serving(factory) as server, serving(factory) as second, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, second, queue=i, credit=2)) for i in range(2)]
+        came = {one.step: one["x"].tolist() for one in (next(both[0]), next(both[1]))}
+        step = edit(server, web=1, code=1)
+        for batches in zip(*both, strict=True):
+            came |= {batch.step: batch["x"].tolist() for batch in batches}
+    assert came == in_process(step)
+
+
 def test_a_consumer_that_starts_behind_an_edit_without_it_is_refused_by_name() -> None:
     def state_at(num: int) -> Any:
         with (
@@ -667,6 +696,35 @@ def test_a_position_before_the_step_of_an_edit_has_it(more: int) -> None:
     assert step >= 2 * more + 2
     wanted = in_process(step)
     assert came == {i: wanted[i] for i in range(2 * more + 2, 2 * more + 18)}
+
+
+def test_a_position_has_two_edits_that_were_made_before_its_batches_were_handed_out() -> None:
+    """Also at the step of the first one."""
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=4)) for i in range(2)]
+        for number in range(2):
+            wait_until(lambda: [one.sent for one in server.group.membership.members] == [4, 4])
+            assert edit(server, web=1, code=1 + number) == 8 + 8 * number
+        wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
+        edits = []
+        for _ in range(9):
+            next(both[0]), next(both[1])
+            (state,) = Snapshot.from_bytes(both[0].state_dict()["feeder"]).states
+            edits.append(len(history_of(state.fingerprint)))
+    assert edits == [2] * 9
+
+
+def test_who_was_away_at_an_edit_is_told_who_holds_its_queue() -> None:
+    with serving(factory) as server, ExitStack() as stack:
+        both = [stack.enter_context(reading(server, queue=i, credit=2)) for i in range(2)]
+        next(both[0]), next(both[1])
+        edit(server, web=1, code=1)
+        process_of(both[0]).pause()
+        taker = reading(server, queue=0, resume=both[0].state_dict(), rejoin=True, takeover=True)
+        stack.enter_context(taker)
+        process_of(both[0]).go_on()
+        with pytest.raises(feeder.LeaseLost, match="is held by"):
+            list(both[0])
 
 
 def test_a_position_before_an_edit_of_the_size_is_one_of_the_run_before() -> None:
