@@ -165,7 +165,8 @@ def dealt(deal: Deal) -> Dealt:
             found.numbers[queue].append(number)
             found.filling[number] = says
         at = stop
-    return found._replace(end=max([num, *(1 + math.floor(one[-1]) for one in found.numbers if one)]))
+    last = [math.floor(one[-1]) for one in found.numbers if one]
+    return found._replace(end=max([num, *(number + 1 for number in last)]))
 
 
 @lru_cache(4096)
