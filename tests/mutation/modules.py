@@ -113,6 +113,8 @@ CORE = {
     "workers/sources/packing.py": (
         "tests/workers/sources/test_packing.py",
         "tests/workers/sources/test_walked.py",
+        "tests/feeder/feeds/test_packed_edits.py",
+        "tests/property/test_asked.py",
     ),
     "feeder/state/token.py": (*_STATE, "tests/conformance/test_resume_values.py"),
     "feeder/state/snapshot.py": (
