@@ -18,11 +18,11 @@ from property.packed_histories import PackedHistory
 pytestmark = pytest.mark.timeout(600)  # of many histories
 
 
-@pytest.mark.parametrize("first", range(0, 100 if parts.is_full else 16, 4))
+@pytest.mark.parametrize("first", range(0, 100 if parts.is_full else 16, 2))
 def test_histories_are_those_of_the_model(first: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "feeder")
-    done = sum((run(seed, most_edits=8) for seed in range(first, first + 4)), Counter[str]())
-    assert done["resumes"] > 4
+    done = sum((run(seed, most_edits=8) for seed in range(first, first + 2)), Counter[str]())
+    assert done["resumes"] > 2
 
 
 @pytest.mark.served  # as much work as feeds that are served
