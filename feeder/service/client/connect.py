@@ -96,8 +96,8 @@ def connect(
             memory, full in frames.
         writable: Whether batches are copied into memory of their own, which may be written into.
             A feed that was made with `writable=True` does so for all consumers. Without it arrays
-            and their pages are read-only: a write past NumPy's check ends the process. On a GPU
-            every batch is a copy that may be written into.
+            are read-only, and a write past NumPy's check, as PyTorch allows it, changes this
+            process's batch alone. On a GPU every batch is a copy that may be written into.
         on_device: A function ``fn(batch)`` or ``fn(batch, rng)`` that returns the arrays that are
             handed out, by name. On a GPU it runs ahead of the trainer, on the stream of the copies;
             on the host when a batch is handed out. All replicas of a queue draw the same. See
