@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from fractions import Fraction
 from itertools import islice
@@ -698,6 +699,16 @@ def test_a_position_before_the_step_of_an_edit_has_it(more: int) -> None:
     assert came == {i: wanted[i] for i in range(2 * more + 2, 2 * more + 18)}
 
 
+def edits_told(both: Sequence[feeder.Consumer], num: int) -> list[int]:
+    """How many edits positions have after each of so many rounds."""
+    edits = []
+    for _ in range(num):
+        next(both[0]), next(both[1])
+        (state,) = Snapshot.from_bytes(both[0].state_dict()["feeder"]).states
+        edits.append(len(history_of(state.fingerprint)))
+    return edits
+
+
 def test_a_position_has_two_edits_that_were_made_before_its_batches_were_handed_out() -> None:
     """Also at the step of the first one."""
     with serving(factory) as server, ExitStack() as stack:
@@ -706,12 +717,7 @@ def test_a_position_has_two_edits_that_were_made_before_its_batches_were_handed_
             wait_until(lambda: [one.sent for one in server.group.membership.members] == [4, 4])
             assert edit(server, web=1, code=1 + number) == 8 + 8 * number
         wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
-        edits = []
-        for _ in range(9):
-            next(both[0]), next(both[1])
-            (state,) = Snapshot.from_bytes(both[0].state_dict()["feeder"]).states
-            edits.append(len(history_of(state.fingerprint)))
-    assert edits == [2] * 9
+        assert edits_told(both, 9) == [2] * 9
 
 
 def test_who_was_away_at_an_edit_is_told_who_holds_its_queue() -> None:
@@ -733,12 +739,7 @@ def test_a_position_before_an_edit_of_the_size_is_one_of_the_run_before() -> Non
         wait_until(lambda: [one.sent for one in server.group.membership.members] == [2, 2])
         edit(server, batch_size=3)
         wait_until(lambda: all(one.has_attached for one in server.group.membership.members))
-        edits = []
-        for _ in range(3):
-            next(both[0]), next(both[1])
-            (state,) = Snapshot.from_bytes(both[0].state_dict()["feeder"]).states
-            edits.append(len(history_of(state.fingerprint)))
-    assert edits == [0, 1, 1]
+        assert edits_told(both, 3) == [0, 1, 1]
 
 
 def test_a_transcript_goes_on_from_a_position_before_the_step_of_an_edit(tmp_path: Path) -> None:
